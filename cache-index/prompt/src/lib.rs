@@ -1,0 +1,1 @@
+//! placeholder, replaced with the crate's own account
