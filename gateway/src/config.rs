@@ -1,0 +1,165 @@
+//! What does the operator decide? One path in: TOML file → [`file`] (its own types, unknown keys
+//! are errors) → the checked [`Config`] everything else takes.
+//!
+//! An option exists when two deployments need different values; the rest are constants beside the
+//! code they bound. Secrets are never in this file: it names the files that hold them.
+
+mod file;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cache_index::ids::NodeId;
+
+/// A checked configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where clients connect.
+    pub listen: SocketAddr,
+    /// Where the operator connects (metrics, node states); none serves no admin interface.
+    pub admin: Option<SocketAddr>,
+    /// Where ledger, keys and secrets live.
+    pub data: PathBuf,
+    /// The models clients may ask for.
+    pub models: Vec<ModelConfig>,
+    /// The nodes that serve them.
+    pub nodes: Vec<NodeConfig>,
+    /// The file that holds the token nodes demand; none takes the one in the data directory.
+    pub node_token_file: Option<PathBuf>,
+    /// Bounds on what clients may ask.
+    pub limits: Limits,
+    /// What tokens cost.
+    pub prices: Prices,
+    /// How nodes are weighed.
+    pub policy: PolicyConfig,
+}
+
+/// One model.
+#[derive(Debug, Clone)]
+pub struct ModelConfig {
+    /// The id in requests, in the ledger and in the nodes' `/v1/models`.
+    pub id: String,
+    /// The file with tokenizer and chat template; without it token counts come from nodes alone
+    /// and routes are approximate.
+    pub gguf: Option<PathBuf>,
+}
+
+/// One node.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// Its name in logs, headers and the ledger.
+    pub id: NodeId,
+    /// Its HTTP address.
+    pub addr: SocketAddr,
+    /// What goes into the `host` header: the authority of its URL as written.
+    pub host: String,
+    /// Where it publishes KV events (`tcp://…`).
+    pub events: Option<String>,
+    /// Where it replays them.
+    pub replay: Option<String>,
+    /// The region it is in; `local` if the file does not say.
+    pub region: String,
+}
+
+/// Bounds on requests. Each has its unit in its name or its type.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Largest request body, after decompression; above it the answer is 413.
+    pub body_bytes_max: usize,
+    /// Largest sum of request header names and values; above it the answer is 431.
+    pub header_bytes_max: usize,
+    /// Requests of one tenant that run at once; the next ones wait in its queue.
+    pub concurrency_per_tenant: usize,
+    /// Requests of one tenant that may wait; above it the answer is 429.
+    pub queue_per_tenant: usize,
+    /// Longest wait in the queue; after it the answer is 429.
+    pub queue_wait: Duration,
+    /// Longest silence of a client that still owes body bytes; after it the answer is 408.
+    pub client_timeout: Duration,
+    /// Longest silence of a node, before its headers or between bytes; after it the node is given
+    /// up for this request.
+    pub request_timeout: Duration,
+    /// How long running requests may take to end once the gateway is asked to stop.
+    pub drain: Duration,
+}
+
+/// What tokens cost, in integer nano-dollars.
+#[derive(Debug, Clone)]
+pub struct Prices {
+    /// Written on every usage record.
+    pub version: String,
+    /// Model id and its rates; a model that is not listed is free of charge.
+    pub models: Vec<(String, ModelPrice)>,
+}
+
+/// Rates of one model, nano-USD per million tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelPrice {
+    /// An input token that had to be computed.
+    pub input: i64,
+    /// An input token read from cache.
+    pub cached_input: i64,
+    /// An output token.
+    pub output: i64,
+}
+
+/// How candidates are weighed.
+#[derive(Debug, Clone)]
+pub struct PolicyConfig {
+    /// Weight of a request's own uncached tokens against those in flight before it (`b` in
+    /// design.md; 4 to 8 is robust).
+    pub b: f64,
+}
+
+/// Why a configuration was refused: the file, the key, the value and what is allowed.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("cannot read the configuration {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is not TOML, or has an unknown or mistyped key.
+    #[error("the configuration {path} is not valid: {source}")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// A value is outside what is allowed.
+    #[error("configuration key `{key}` is {value}; allowed: {allowed}")]
+    Value {
+        /// The key, with its path.
+        key: String,
+        /// The refused value.
+        value: String,
+        /// What would be accepted.
+        allowed: &'static str,
+    },
+}
+
+impl Config {
+    /// Reads and checks the file at `path`. Relative paths inside are relative to its directory.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Self::parse(&text, path)
+    }
+
+    /// Checks `text` as if it had been read from `path`.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let raw: file::ConfigFile = toml::from_str(text).map_err(|source| ConfigError::Syntax {
+            path: path.to_owned(),
+            source: Box::new(source),
+        })?;
+        raw.check(path.parent().unwrap_or(Path::new("")))
+    }
+}
+
+#[cfg(test)]
+mod tests;

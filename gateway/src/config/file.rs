@@ -1,0 +1,285 @@
+//! What does the configuration file look like? The types serde fills, and their one conversion
+//! into the checked [`Config`]. Conversions destructure without `..`, so that a new key does not
+//! compile until someone decides what it means.
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cache_index::ids::NodeId;
+use serde::Deserialize;
+
+use super::{
+    Config, ConfigError, Limits, ModelConfig, ModelPrice, NodeConfig, PolicyConfig, Prices,
+};
+
+/// The file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ConfigFile {
+    listen: String,
+    admin: Option<String>,
+    data: PathBuf,
+    #[serde(default)]
+    models: Vec<ModelFile>,
+    #[serde(default)]
+    nodes: Vec<NodeFile>,
+    node_token_file: Option<PathBuf>,
+    #[serde(default)]
+    limits: LimitsFile,
+    price_version: Option<String>,
+    #[serde(default)]
+    prices: BTreeMap<String, PriceFile>,
+    #[serde(default)]
+    policy: PolicyFile,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelFile {
+    id: String,
+    gguf: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NodeFile {
+    id: String,
+    url: String,
+    events: Option<String>,
+    replay: Option<String>,
+    region: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PriceFile {
+    input_nano_usd_per_million: i64,
+    cached_input_nano_usd_per_million: i64,
+    output_nano_usd_per_million: i64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct PolicyFile {
+    b: f64,
+}
+
+impl Default for PolicyFile {
+    fn default() -> Self {
+        // The middle of the range that replaying agent traces found robust (design.md).
+        Self { b: 6.0 }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct LimitsFile {
+    body_bytes_max: usize,
+    header_bytes_max: usize,
+    concurrency_per_tenant: usize,
+    queue_per_tenant: usize,
+    queue_wait_s: f64,
+    client_timeout_s: f64,
+    request_timeout_s: f64,
+    drain_s: f64,
+}
+
+impl Default for LimitsFile {
+    fn default() -> Self {
+        Self {
+            body_bytes_max: 32 << 20,
+            // Agents send a few hundred bytes of headers; 64 KiB is also what one read buffer of
+            // the server holds.
+            header_bytes_max: 64 << 10,
+            concurrency_per_tenant: 256,
+            queue_per_tenant: 1024,
+            queue_wait_s: 30.0,
+            client_timeout_s: 30.0,
+            // A long prompt on a slow CPU node may compute for minutes before its first byte.
+            request_timeout_s: 600.0,
+            drain_s: 30.0,
+        }
+    }
+}
+
+impl ConfigFile {
+    /// Checks every value; `base` is what relative paths are relative to.
+    pub(super) fn check(self, base: &Path) -> Result<Config, ConfigError> {
+        let Self {
+            listen,
+            admin,
+            data,
+            models,
+            nodes,
+            node_token_file,
+            limits,
+            price_version,
+            prices,
+            policy,
+        } = self;
+        let config = Config {
+            listen: socket("listen", &listen)?,
+            admin: admin.map(|admin| socket("admin", &admin)).transpose()?,
+            data: base.join(data),
+            models: checked_models(models, base)?,
+            nodes: nodes
+                .into_iter()
+                .enumerate()
+                .map(|(at, node)| node.check(at))
+                .collect::<Result<_, _>>()?,
+            node_token_file: node_token_file.map(|file| base.join(file)),
+            limits: limits.check()?,
+            prices: checked_prices(price_version, prices)?,
+            policy: policy.check()?,
+        };
+        let mut names = HashSet::new();
+        match config.nodes.iter().find(|node| !names.insert(node.id.clone())) {
+            Some(twice) => Err(value("nodes.id", &twice.id, "each name once")),
+            None => Ok(config),
+        }
+    }
+}
+
+fn value(key: &str, value: impl ToString, allowed: &'static str) -> ConfigError {
+    ConfigError::Value { key: key.to_owned(), value: value.to_string(), allowed }
+}
+
+fn socket(key: &str, text: &str) -> Result<SocketAddr, ConfigError> {
+    text.parse().map_err(|_| value(key, text, "an address like 127.0.0.1:8080"))
+}
+
+fn checked_models(models: Vec<ModelFile>, base: &Path) -> Result<Vec<ModelConfig>, ConfigError> {
+    let mut seen = HashSet::new();
+    models
+        .into_iter()
+        .map(|ModelFile { id, gguf }| {
+            if id.is_empty() || id.len() > 256 || !seen.insert(id.clone()) {
+                return Err(value("models.id", id, "1 to 256 bytes, each id once"));
+            }
+            Ok(ModelConfig { id, gguf: gguf.map(|gguf| base.join(gguf)) })
+        })
+        .collect()
+}
+
+impl NodeFile {
+    fn check(self, at: usize) -> Result<NodeConfig, ConfigError> {
+        let Self { id, url, events, replay, region } = self;
+        // The name travels in a response header.
+        if id.is_empty() || id.len() > 128 || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(value(
+                &format!("nodes[{at}].id"),
+                id,
+                "1 to 128 visible ASCII characters",
+            ));
+        }
+        let key = format!("nodes[{at}].url");
+        let allowed = "http://host:port, a host that resolves, no path";
+        let host = url
+            .strip_prefix("http://")
+            .map(|rest| rest.trim_end_matches('/'))
+            .filter(|host| !host.contains('/'))
+            .ok_or_else(|| value(&key, &url, allowed))?;
+        let addr = host
+            .to_socket_addrs()
+            .ok()
+            .and_then(|mut addresses| addresses.next())
+            .ok_or_else(|| value(&key, &url, allowed))?;
+        for (name, endpoint) in [("events", &events), ("replay", &replay)] {
+            if endpoint.as_ref().is_some_and(|endpoint| !endpoint.starts_with("tcp://")) {
+                let shown = endpoint.as_deref().unwrap_or_default();
+                return Err(value(&format!("nodes[{at}].{name}"), shown, "tcp://host:port"));
+            }
+        }
+        Ok(NodeConfig {
+            id: NodeId::new(&id),
+            addr,
+            host: host.to_owned(),
+            events,
+            replay,
+            region: region.unwrap_or_else(|| "local".to_owned()),
+        })
+    }
+}
+
+fn checked_prices(
+    version: Option<String>,
+    prices: BTreeMap<String, PriceFile>,
+) -> Result<Prices, ConfigError> {
+    let models = prices
+        .into_iter()
+        .map(|(model, price)| {
+            let PriceFile {
+                input_nano_usd_per_million: input,
+                cached_input_nano_usd_per_million: cached_input,
+                output_nano_usd_per_million: output,
+            } = price;
+            // Ten thousand dollars per million tokens: above it, the unit was mistaken.
+            let sane = 0..=10_000_000_000_000;
+            match [input, cached_input, output].into_iter().find(|rate| !sane.contains(rate)) {
+                Some(rate) => Err(value(&format!("prices.{model}"), rate, "0 to 10^13 nano-USD")),
+                None => Ok((model, ModelPrice { input, cached_input, output })),
+            }
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(Prices { version: version.unwrap_or_else(|| "unversioned".to_owned()), models })
+}
+
+impl PolicyFile {
+    fn check(self) -> Result<PolicyConfig, ConfigError> {
+        let Self { b } = self;
+        if !(0.1..=100.0).contains(&b) {
+            return Err(value("policy.b", b, "0.1 to 100"));
+        }
+        Ok(PolicyConfig { b })
+    }
+}
+
+impl LimitsFile {
+    fn check(self) -> Result<Limits, ConfigError> {
+        let Self {
+            body_bytes_max,
+            header_bytes_max,
+            concurrency_per_tenant,
+            queue_per_tenant,
+            queue_wait_s,
+            client_timeout_s,
+            request_timeout_s,
+            drain_s,
+        } = self;
+        if !(1024..=1 << 30).contains(&body_bytes_max) {
+            return Err(value("limits.body_bytes_max", body_bytes_max, "1 KiB to 1 GiB"));
+        }
+        if !(1024..=1 << 20).contains(&header_bytes_max) {
+            return Err(value("limits.header_bytes_max", header_bytes_max, "1 KiB to 1 MiB"));
+        }
+        if !(1..=1_000_000).contains(&concurrency_per_tenant) {
+            return Err(value(
+                "limits.concurrency_per_tenant",
+                concurrency_per_tenant,
+                "1 to 1,000,000",
+            ));
+        }
+        if queue_per_tenant > 1_000_000 {
+            return Err(value("limits.queue_per_tenant", queue_per_tenant, "0 to 1,000,000"));
+        }
+        Ok(Limits {
+            body_bytes_max,
+            header_bytes_max,
+            concurrency_per_tenant,
+            queue_per_tenant,
+            queue_wait: seconds("limits.queue_wait_s", queue_wait_s)?,
+            client_timeout: seconds("limits.client_timeout_s", client_timeout_s)?,
+            request_timeout: seconds("limits.request_timeout_s", request_timeout_s)?,
+            drain: seconds("limits.drain_s", drain_s)?,
+        })
+    }
+}
+
+fn seconds(key: &str, number: f64) -> Result<Duration, ConfigError> {
+    if !(0.001..=86_400.0).contains(&number) {
+        return Err(value(key, number, "0.001 to 86400 seconds"));
+    }
+    Ok(Duration::from_secs_f64(number))
+}

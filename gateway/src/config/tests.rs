@@ -1,0 +1,55 @@
+//! Catches a configuration that is taken although a key is unknown or a value is out of range, and
+//! one that is refused without naming the key.
+use super::*;
+
+fn check(text: &str, expected: Result<(), &str>) {
+    let full = format!("listen = \"127.0.0.1:0\"\ndata = \"data\"\n{text}");
+    match (Config::parse(&full, Path::new("/etc/homing.toml")), expected) {
+        (Ok(_), Ok(())) => {}
+        (Err(error), Err(part)) => {
+            let shown = error.to_string();
+            assert!(shown.contains(part), "{text}: {shown} does not contain {part}");
+        }
+        (other, expected) => panic!("{text}: {other:?}, expected {expected:?}"),
+    }
+}
+
+#[test]
+fn every_refusal_names_its_key() {
+    for (text, expected) in [
+        ("", Ok(())),
+        ("admin = \"127.0.0.1:0\"", Ok(())),
+        ("admin = \"here\"", Err("`admin` is here")),
+        ("color = 1", Err("color")),
+        ("[[models]]\nid = \"m\"\ngguf = \"m.gguf\"", Ok(())),
+        ("[[models]]\nid = \"\"", Err("models.id")),
+        ("[[models]]\nid = \"m\"\n[[models]]\nid = \"m\"", Err("each id once")),
+        ("[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1:1\"", Ok(())),
+        ("[[nodes]]\nid = \"a b\"\nurl = \"http://127.0.0.1:1\"", Err("nodes[0].id")),
+        ("[[nodes]]\nid = \"a\"\nurl = \"https://127.0.0.1:1\"", Err("nodes[0].url")),
+        ("[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1\"", Err("nodes[0].url")),
+        (
+            "[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1:1\"\nevents = \"127.0.0.1:2\"",
+            Err("nodes[0].events"),
+        ),
+        ("[limits]\nbody_bytes_max = 5", Err("limits.body_bytes_max")),
+        ("[limits]\nqueue_wait_s = -1.0", Err("limits.queue_wait_s")),
+        ("[limits]\nqueue_wait_s = nan", Err("limits.queue_wait_s")),
+        ("[limits]\nbodies = 5", Err("bodies")),
+        ("[policy]\nb = 0.0", Err("policy.b")),
+        (
+            "[prices.m]\ninput_nano_usd_per_million = -1\ncached_input_nano_usd_per_million = 0\noutput_nano_usd_per_million = 0",
+            Err("prices.m"),
+        ),
+    ] {
+        check(text, expected);
+    }
+}
+
+#[test]
+fn relative_paths_follow_the_file() {
+    let text = "listen = \"127.0.0.1:0\"\ndata = \"d\"\n[[models]]\nid = \"m\"\ngguf = \"m.gguf\"";
+    let config = Config::parse(text, Path::new("/etc/homing.toml")).expect("valid");
+    assert_eq!(config.data, Path::new("/etc/d"));
+    assert_eq!(config.models[0].gguf.as_deref(), Some(Path::new("/etc/m.gguf")));
+}
