@@ -1,1 +1,6 @@
-//! placeholder
+//! The Homing inference engine: one node's worth of model, KV pool and HTTP server.
+
+pub mod kv;
+pub mod model;
+pub mod ops;
+pub mod sys;

@@ -1,0 +1,1 @@
+//! Where do the keys and values of a block lie in memory?

@@ -1,0 +1,49 @@
+//! How does a model file come into memory?
+//!
+//! It is mapped, not read: the header is parsed from the mapping, weights are copied out of it
+//! once while they are packed, and two nodes on one machine share the page cache. What the file
+//! must not do is change while it is mapped; the weights are packed at load for that reason too,
+//! so that nothing reads the mapping afterwards.
+
+use std::path::{Path, PathBuf};
+
+use prompt::gguf::{Header, TensorInfo};
+
+use super::error::ModelError;
+use crate::sys::mmap::Mapping;
+
+/// A GGUF file, mapped, with its header read and checked.
+#[derive(Debug)]
+pub struct GgufFile {
+    path: PathBuf,
+    mapping: Mapping,
+    header: Header,
+}
+
+impl GgufFile {
+    /// Maps the file and reads its header. A truncated or foreign file is refused here.
+    pub fn open(path: &Path) -> Result<GgufFile, ModelError> {
+        let open_error = |source| ModelError::Open { path: path.to_owned(), source };
+        let mapping = Mapping::open(path).map_err(open_error)?;
+        let header = Header::parse(mapping.bytes())
+            .map_err(|source| ModelError::Header { path: path.to_owned(), source })?;
+        Ok(GgufFile { path: path.to_owned(), mapping, header })
+    }
+
+    /// The metadata and the list of tensors.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The path the file was opened at.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The stored bytes of one of this header's tensors; `None` if they lie past the end.
+    pub(crate) fn tensor_bytes(&self, tensor: &TensorInfo) -> Option<&[u8]> {
+        let start = self.header.data_offset.checked_add(tensor.offset)?;
+        let end = start.checked_add(tensor.bytes)?;
+        self.mapping.bytes().get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
+    }
+}

@@ -1,0 +1,1 @@
+//! The operations a forward pass is made of, in two implementations.

@@ -1,0 +1,6 @@
+//! What the operating system gives: mapped files and threads.
+//!
+//! One of the two places in the engine where `unsafe` may appear (the other is `ops`).
+
+pub mod mmap;
+pub mod pool;

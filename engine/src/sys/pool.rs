@@ -1,0 +1,1 @@
+//! The threads that compute one forward pass.
