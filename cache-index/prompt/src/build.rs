@@ -27,7 +27,9 @@ pub struct PromptBuilder {
 impl PromptBuilder {
     /// Builds both from a model file's metadata.
     pub fn from_gguf(header: &Header) -> Result<Self, LoadError> {
-        Ok(Self { tokenizer: Tokenizer::from_gguf(header)? })
+        Ok(Self {
+            tokenizer: Tokenizer::from_gguf(header)?,
+        })
     }
 
     /// The tokenizer.
