@@ -58,7 +58,9 @@ impl Namespace {
             material.extend_from_slice(&length.to_le_bytes());
             material.extend_from_slice(part.as_bytes());
         }
-        Self { key: blake3::derive_key(NAMESPACE_CONTEXT, &material) }
+        Self {
+            key: blake3::derive_key(NAMESPACE_CONTEXT, &material),
+        }
     }
 
     /// The hash of one full block after `parent`.
@@ -136,8 +138,10 @@ mod tests {
         let tokens: Vec<u32> = (0..100).map(|i| i * 7919 % 49152).collect();
         for length in 0..tokens.len() {
             let namespace = Namespace::new("m", None, Some("salt"));
-            let fast: Vec<String> =
-                hash_chain(&namespace, &tokens[..length]).iter().map(ToString::to_string).collect();
+            let fast: Vec<String> = hash_chain(&namespace, &tokens[..length])
+                .iter()
+                .map(ToString::to_string)
+                .collect();
             assert_eq!(fast, slow("m", "salt", &tokens[..length]));
         }
     }
@@ -162,7 +166,11 @@ mod tests {
     #[test]
     fn the_last_token_is_never_creditable() {
         for (prompt, blocks) in [(0, 0), (1, 0), (16, 0), (17, 1), (32, 1), (33, 2)] {
-            assert_eq!(creditable_blocks(prompt), blocks, "prompt of {prompt} tokens");
+            assert_eq!(
+                creditable_blocks(prompt),
+                blocks,
+                "prompt of {prompt} tokens"
+            );
         }
     }
 }

@@ -1,0 +1,1 @@
+//! What would the index answer if it were slow and obvious?

@@ -1,0 +1,210 @@
+//! Which node gets this request, and why?
+//!
+//! The cheapest eligible node by [`crate::cost`]. Two refinements: a bound session moves only for
+//! a clear gain ([`crate::affinity`]), and a cold session (no usable binding, and nobody holds a
+//! relevant part of its prompt) goes to the node with the fewest tokens in flight, because its
+//! cost says nothing about the turns that will follow. Ties go to the node with the fewest bound
+//! sessions, then to the session's rendezvous order, so that every gateway decides alike.
+//! The decision is a value: nothing is reserved, and every candidate's terms are in it.
+
+use std::cmp::Ordering;
+use std::fmt;
+
+use cache_index::ids::NodeId;
+
+use crate::affinity::rendezvous;
+pub use crate::cost::{Candidate, Params, Terms};
+use crate::cost::{candidate, to_f64};
+use crate::eligible::{Ineligible, check};
+use crate::view::{NodeView, RequestView};
+
+/// Why the node was chosen; a closed set, shown to clients and used as a metric label.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Reason {
+    /// The request has failed elsewhere before.
+    Retry,
+    /// It is the node that the session is bound to.
+    Session,
+    /// It is the only eligible node.
+    Only,
+    /// It is the cheapest, and holds a relevant part of the prompt.
+    Prefix,
+    /// Nobody holds a relevant part of the prompt: the least loaded.
+    LeastLoaded,
+}
+
+impl Reason {
+    /// Its name in headers, logs and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::Session => "session",
+            Self::Only => "only",
+            Self::Prefix => "prefix",
+            Self::LeastLoaded => "least-loaded",
+        }
+    }
+}
+
+/// A choice and its explanation.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Decision {
+    /// The chosen node.
+    pub node: NodeId,
+    /// Why it was chosen.
+    pub reason: Reason,
+    /// Prompt tokens it is expected to read from cache.
+    pub expected_cached_tokens: u64,
+    /// Every eligible node with its terms, in the order given.
+    pub candidates: Vec<Candidate>,
+    /// Every other node, with the reason.
+    pub refused: Vec<(NodeId, Ineligible)>,
+}
+
+/// No node can take the request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NoNode {
+    /// Each node with its reason; empty where there are no nodes at all.
+    pub reasons: Vec<(NodeId, Ineligible)>,
+}
+
+impl NoNode {
+    /// The largest context among the nodes, if the prompt fits none of them: then trying again is
+    /// pointless, and the client must be told the limit instead.
+    pub fn context_max(&self) -> Option<u64> {
+        let limit = |(_, reason): &(NodeId, Ineligible)| match reason {
+            Ineligible::ContextTooSmall { max, .. } => Some(*max),
+            _ => None,
+        };
+        let limits: Option<Vec<u64>> = self.reasons.iter().map(limit).collect();
+        limits?.into_iter().max()
+    }
+}
+
+impl fmt::Display for NoNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.reasons.is_empty() {
+            return f.write_str("no node serves this model");
+        }
+        f.write_str("no node can take the request")?;
+        self.reasons
+            .iter()
+            .try_for_each(|(node, reason)| write!(f, "; {node}: {reason}"))
+    }
+}
+
+impl std::error::Error for NoNode {}
+
+/// A candidate together with the node it was computed from.
+struct Entry<'a> {
+    candidate: Candidate,
+    view: &'a NodeView,
+}
+
+/// Chooses a node for `req` among `nodes`.
+pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decision, NoNode> {
+    let mut entries = Vec::with_capacity(nodes.len());
+    let mut refused = Vec::new();
+    for view in nodes {
+        match check(req, view) {
+            Ok(()) => entries.push(Entry {
+                candidate: candidate(req, view, p),
+                view,
+            }),
+            Err(reason) => refused.push((view.id.clone(), reason)),
+        }
+    }
+    let bound = entries
+        .iter()
+        .find(|entry| Some(&entry.view.id) == req.bound.as_ref());
+    let relevant = p.cold_overlap_share * to_f64(req.prompt_tokens);
+    let holds_much = |entry: &Entry<'_>| to_f64(entry.candidate.cached_tokens) > relevant;
+    let cold = bound.is_none() && !entries.iter().any(holds_much);
+    let chosen = if cold {
+        least_loaded(req, &entries, p)
+    } else {
+        cheapest(req, &entries).map(|best| stay_or_move(bound, best, p))
+    };
+    let Some(chosen) = chosen else {
+        return Err(NoNode { reasons: refused });
+    };
+    let reason = if !req.excluded.is_empty() {
+        Reason::Retry
+    } else if bound.is_some_and(|bound| bound.view.id == chosen.view.id) {
+        Reason::Session
+    } else if entries.len() == 1 {
+        Reason::Only
+    } else if holds_much(chosen) {
+        Reason::Prefix
+    } else {
+        Reason::LeastLoaded
+    };
+    let (node, expected_cached_tokens) = (chosen.view.id.clone(), chosen.candidate.cached_tokens);
+    let candidates = entries.into_iter().map(|entry| entry.candidate).collect();
+    Ok(Decision {
+        node,
+        reason,
+        expected_cached_tokens,
+        candidates,
+        refused,
+    })
+}
+
+/// The bound node, unless `best` is clearly cheaper.
+fn stay_or_move<'a, 'b>(
+    bound: Option<&'a Entry<'b>>,
+    best: &'a Entry<'b>,
+    p: &Params,
+) -> &'a Entry<'b> {
+    match bound {
+        Some(bound)
+            if !p
+                .affinity
+                .worth_moving(bound.candidate.cost_ms, best.candidate.cost_ms) =>
+        {
+            bound
+        }
+        _ => best,
+    }
+}
+
+/// The lowest cost.
+fn cheapest<'a, 'b>(req: &RequestView, entries: &'a [Entry<'b>]) -> Option<&'a Entry<'b>> {
+    entries.iter().min_by(|a, b| {
+        a.candidate
+            .cost_ms
+            .total_cmp(&b.candidate.cost_ms)
+            .then_with(|| tie_break(req, a.view, b.view))
+    })
+}
+
+/// The fewest tokens in flight, among the nodes that are about as near as the nearest: a cold
+/// session would otherwise cross an ocean for an idle node and come back for every later turn.
+fn least_loaded<'a, 'b>(
+    req: &RequestView,
+    entries: &'a [Entry<'b>],
+    p: &Params,
+) -> Option<&'a Entry<'b>> {
+    let distance = |entry: &Entry<'_>| entry.candidate.terms.round_trip_ms;
+    let nearest = entries.iter().map(distance).min_by(f64::total_cmp)?;
+    let load = |view: &NodeView| {
+        view.inflight_prefill_tokens
+            .saturating_add(view.inflight_decode_tokens)
+    };
+    entries
+        .iter()
+        .filter(|entry| distance(entry) <= nearest + p.cold_round_trip_slack_ms.max(0.0))
+        .min_by(|a, b| {
+            load(a.view)
+                .cmp(&load(b.view))
+                .then_with(|| tie_break(req, a.view, b.view))
+        })
+}
+
+/// Fewer bound sessions first, then the session's own order of nodes.
+fn tie_break(req: &RequestView, a: &NodeView, b: &NodeView) -> Ordering {
+    let weight = |view: &NodeView| rendezvous(req.session, &view.id);
+    a.bound_sessions
+        .cmp(&b.bound_sessions)
+        .then_with(|| weight(b).cmp(&weight(a)))
+}

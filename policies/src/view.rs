@@ -1,0 +1,74 @@
+//! What does a decision see? Snapshots: of one request, and of every node at that instant.
+//!
+//! Plain values with public fields, because any value is right: a stale or absurd one makes a
+//! worse choice, never a wrong answer. Regions are already here as a name and a round trip, so
+//! that a fleet in several of them needs no other type.
+
+use cache_index::ids::NodeId;
+
+/// The name of an agent conversation, hashed by the gateway from tenant and session header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct SessionKey(pub u128);
+
+/// Whether a node takes new work.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NodeState {
+    /// Healthy.
+    Up,
+    /// Its health check or its last connections failed.
+    Down {
+        /// What failed, for the log and the explanation.
+        why: String,
+    },
+    /// It finishes what it has and takes nothing new.
+    Draining,
+    /// Its circuit breaker keeps requests away for a while.
+    BreakerOpen,
+}
+
+/// One node at the instant of a decision, as seen by one request.
+#[derive(Clone, PartialEq, Debug)]
+pub struct NodeView {
+    /// Its name.
+    pub id: NodeId,
+    /// Where it stands.
+    pub region: String,
+    /// Whether it takes new work.
+    pub state: NodeState,
+    /// Network round trip from this gateway.
+    pub round_trip_ms: f64,
+    /// Uncached prompt tokens that were sent there and are not computed yet.
+    pub inflight_prefill_tokens: u64,
+    /// Output tokens that its running requests are still expected to produce.
+    pub inflight_decode_tokens: u64,
+    /// Measured prefill rate; 0 where nothing has been measured yet.
+    pub prefill_tokens_per_s: f64,
+    /// Size of its KV pool in blocks of 16 tokens; 0 where it is not known.
+    pub pool_blocks: u64,
+    /// Of these, the blocks that running requests hold.
+    pub pool_used_blocks: u64,
+    /// Leading blocks of this request's prompt that it holds.
+    pub overlap_blocks: usize,
+    /// Its own block size in tokens, to which it rounds reuse down; 16 for our engine.
+    pub node_block_tokens: u64,
+    /// Most tokens that a prompt and its answer may have together.
+    pub context_max: u64,
+    /// Sessions whose binding names this node: the memory of recent placements, which in-flight
+    /// tokens lose as soon as a turn ends.
+    pub bound_sessions: u64,
+}
+
+/// One request at the instant of a decision.
+#[derive(Clone, PartialEq, Debug)]
+pub struct RequestView {
+    /// All tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Predicted length of the answer.
+    pub output_tokens_expected: u64,
+    /// The conversation it belongs to.
+    pub session: SessionKey,
+    /// The node that served the session's last turn.
+    pub bound: Option<NodeId>,
+    /// Nodes that this request must not be sent to again.
+    pub excluded: Vec<NodeId>,
+}
