@@ -1,5 +1,6 @@
 //! The Homing inference engine: one node's worth of model, KV pool and HTTP server.
 
+pub mod error;
 pub mod kv;
 pub mod model;
 pub mod ops;

@@ -1,0 +1,227 @@
+//! Who holds which block of the KV pool, and who loses one when it is full?
+//!
+//! A block is free, private to one sequence (being written), or published (full, computed, found
+//! by hash, shared by reference count). An idle published block is the cache: it costs nothing to
+//! keep and is the first to go, leaf by leaf, least recently used first. Sequences hold whole
+//! chains from the root, so a used block never has an idle parent.
+//!
+//! Every change of what can be found again is noted and handed out once per step, which is what
+//! the KV events are made of.
+
+use cache_index::block::BlockHash;
+
+use super::prefix::{Content, PrefixIndex};
+use crate::model::BlockId;
+
+/// A change of what the pool can serve from cache, in the order in which it happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A block became findable.
+    Stored(Stored),
+    /// A block was evicted.
+    Removed(BlockHash),
+}
+
+/// A block that became findable, in terms of hashes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// The block's content.
+    pub content: Content,
+    /// The hash of the block before it.
+    pub parent_hash: Option<BlockHash>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Private,
+    Published { users: u32 },
+}
+
+/// The blocks of a node and who uses them.
+#[derive(Debug)]
+pub struct Pool {
+    states: Vec<State>,
+    free: Vec<BlockId>,
+    prefix: PrefixIndex,
+    /// Counts releases; the clock of the eviction order.
+    tick: u64,
+    changes: Vec<Change>,
+}
+
+impl Pool {
+    /// A pool of `blocks` free blocks.
+    pub fn new(blocks: u32) -> Self {
+        Self {
+            states: vec![State::Free; blocks as usize],
+            free: (0..blocks).rev().map(BlockId).collect(),
+            prefix: PrefixIndex::new(blocks as usize),
+            tick: 0,
+            changes: Vec::new(),
+        }
+    }
+
+    /// Blocks in the pool.
+    pub fn capacity(&self) -> usize {
+        self.states.len()
+    }
+
+    /// Blocks that could be allocated now: free ones and idle published ones.
+    pub fn available(&self) -> usize {
+        self.free.len() + self.prefix.idle()
+    }
+
+    /// Blocks that sequences hold.
+    pub fn held(&self) -> usize {
+        self.capacity() - self.available()
+    }
+
+    /// Blocks that can be found by hash, used or idle.
+    pub fn published(&self) -> usize {
+        self.prefix.len()
+    }
+
+    /// How many leading blocks of a chain are held, and how many of those are idle (and would
+    /// therefore be taken from [`Pool::available`]).
+    pub fn overlap(&self, chain: &[BlockHash]) -> Overlap {
+        let mut overlap = Overlap { blocks: 0, idle: 0 };
+        for block in chain.iter().map_while(|hash| self.prefix.find(*hash)) {
+            overlap.blocks += 1;
+            overlap.idle += usize::from(self.state(block) == State::Published { users: 0 });
+        }
+        overlap
+    }
+
+    /// Takes the leading held blocks of a chain into use.
+    pub fn acquire(&mut self, chain: &[BlockHash]) -> Vec<BlockId> {
+        let found: Vec<_> = chain.iter().map_while(|hash| self.prefix.find(*hash)).collect();
+        for block in &found {
+            self.add_user(*block);
+        }
+        found
+    }
+
+    /// A block to write into, evicting the least recently used idle leaf if none is free.
+    pub fn allocate(&mut self) -> Option<BlockId> {
+        let block = match self.free.pop() {
+            Some(block) => block,
+            None => {
+                let (block, hash) = self.prefix.evict()?;
+                self.changes.push(Change::Removed(hash));
+                block
+            }
+        };
+        self.states[block.0 as usize] = State::Private;
+        Some(block)
+    }
+
+    /// Makes a full, computed private block findable. When an equal block is already held, the
+    /// caller's is given back and that one returned in its place: equal hashes mean equal
+    /// prefixes, and the forward pass gives equal prefixes equal bits.
+    pub fn publish(&mut self, block: BlockId, content: Content) -> BlockId {
+        assert_eq!(self.state(block), State::Private, "only a private block is published");
+        if let Some(held) = self.prefix.find(content.hash) {
+            self.add_user(held);
+            self.free_private(block);
+            return held;
+        }
+        let parent_hash = content.parent.map(|parent| self.published_hash(parent));
+        self.prefix.insert(block, content.clone());
+        self.states[block.0 as usize] = State::Published { users: 1 };
+        self.changes.push(Change::Stored(Stored { content, parent_hash }));
+        block
+    }
+
+    /// Gives blocks back: private ones become free, published ones idle once nobody uses them.
+    pub fn release(&mut self, blocks: &[BlockId]) {
+        self.tick += 1;
+        for block in blocks {
+            match self.state(*block) {
+                State::Private => self.free_private(*block),
+                State::Published { users: 1 } => {
+                    self.states[block.0 as usize] = State::Published { users: 0 };
+                    self.prefix.set_idle(*block, self.tick);
+                }
+                State::Published { users } => {
+                    let users = users.checked_sub(1).expect("a released block has a user");
+                    self.states[block.0 as usize] = State::Published { users };
+                }
+                State::Free => unreachable!("block {} released while free", block.0),
+            }
+        }
+    }
+
+    /// What changed since the last call.
+    pub fn take_changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Everything that can be found, a parent before its children, as runs of one chain each.
+    pub fn snapshot(&self) -> Vec<Vec<Stored>> {
+        let stored = |block: &BlockId| {
+            let content = self.prefix.content(*block).expect("runs name published blocks").clone();
+            let parent_hash = content.parent.map(|parent| self.published_hash(parent));
+            Stored { content, parent_hash }
+        };
+        self.prefix.runs().iter().map(|run| run.iter().map(stored).collect()).collect()
+    }
+
+    /// Panics if the pool contradicts itself. For tests, after every step.
+    pub fn check_integrity(&self) {
+        self.prefix.check_integrity();
+        let mut free = self.free.clone();
+        free.sort();
+        free.dedup();
+        assert_eq!(free.len(), self.free.len(), "a block is free twice");
+        for (id, state) in (0_u32..).zip(&self.states) {
+            let block = BlockId(id);
+            let content = self.prefix.content(block);
+            assert_eq!(free.binary_search(&block).is_ok(), *state == State::Free, "{block:?}");
+            let published = matches!(state, State::Published { .. });
+            assert_eq!(content.is_some(), published, "{block:?} is {state:?}");
+            if let (State::Published { users: 1.. }, Some(Content { parent: Some(parent), .. })) =
+                (state, content)
+            {
+                let above = self.state(*parent);
+                assert!(matches!(above, State::Published { users: 1.. }), "{parent:?} is {above:?}");
+            }
+        }
+        let idle = self.states.iter().filter(|s| **s == State::Published { users: 0 }).count();
+        assert_eq!(idle, self.prefix.idle(), "idle blocks");
+    }
+
+    fn add_user(&mut self, block: BlockId) {
+        let State::Published { users } = self.state(block) else {
+            unreachable!("block {} is found by hash but not published", block.0)
+        };
+        if users == 0 {
+            self.prefix.set_used(block);
+        }
+        self.states[block.0 as usize] = State::Published { users: users + 1 };
+    }
+
+    fn free_private(&mut self, block: BlockId) {
+        self.states[block.0 as usize] = State::Free;
+        self.free.push(block);
+    }
+
+    fn state(&self, block: BlockId) -> State {
+        self.states[block.0 as usize]
+    }
+
+    fn published_hash(&self, block: BlockId) -> BlockHash {
+        self.prefix.content(block).expect("a parent is published").hash
+    }
+}
+
+/// How much of a chain the pool holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overlap {
+    /// Leading blocks held.
+    pub blocks: usize,
+    /// Of those, how many nobody uses now.
+    pub idle: usize,
+}
+
+#[cfg(test)]
+mod tests;

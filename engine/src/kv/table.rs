@@ -1,0 +1,91 @@
+//! Which blocks does one sequence live in?
+//!
+//! A table is the sequence's blocks in order: first those found by hash and shared, then private
+//! ones being written. Whenever a block is full and computed it is published at once, prompt and
+//! answer alike, so that what was computed stays reusable even if the request is cancelled in the
+//! next step. The table names what it holds; the pool owns it. It must be given back with
+//! [`BlockTable::release`], since only the engine's thread can reach the pool.
+
+use std::sync::Arc;
+
+use cache_index::block::{BLOCK_TOKENS, BlockHash, Namespace};
+
+use super::pool::Pool;
+use super::prefix::Content;
+use crate::model::BlockId;
+
+/// Whose blocks these are: the key of the hash chain and the salt that the events name.
+#[derive(Clone, Debug)]
+pub struct Scope {
+    /// The key under which the chain is hashed.
+    pub namespace: Namespace,
+    /// The salt it was derived from, if any.
+    pub salt: Option<Arc<str>>,
+}
+
+/// One sequence's blocks, from position 0 on.
+#[derive(Debug)]
+pub struct BlockTable {
+    scope: Scope,
+    blocks: Vec<BlockId>,
+    /// Hashes of the published leading blocks.
+    hashes: Vec<BlockHash>,
+}
+
+/// No block could be allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the KV pool is full")]
+pub struct PoolFull;
+
+impl BlockTable {
+    /// Takes the leading blocks of `chain` that the pool holds; `chain` is what may be credited.
+    pub fn claim(pool: &mut Pool, scope: Scope, chain: &[BlockHash]) -> Self {
+        let blocks = pool.acquire(chain);
+        let hashes = chain[..blocks.len()].to_vec();
+        Self { scope, blocks, hashes }
+    }
+
+    /// The blocks in order.
+    pub fn blocks(&self) -> &[BlockId] {
+        &self.blocks
+    }
+
+    /// Tokens in published leading blocks: right after [`BlockTable::claim`], the cached tokens.
+    pub fn published_tokens(&self) -> usize {
+        self.hashes.len() * BLOCK_TOKENS
+    }
+
+    /// Blocks that are missing for the table to cover `tokens`.
+    pub fn missing(&self, tokens: usize) -> usize {
+        tokens.div_ceil(BLOCK_TOKENS).saturating_sub(self.blocks.len())
+    }
+
+    /// Grows the table to cover `tokens`. On failure it keeps what it has.
+    pub fn grow(&mut self, pool: &mut Pool, tokens: usize) -> Result<(), PoolFull> {
+        for _ in 0..self.missing(tokens) {
+            self.blocks.push(pool.allocate().ok_or(PoolFull)?);
+        }
+        Ok(())
+    }
+
+    /// Publishes every block of `computed` (the sequence's computed tokens from position 0) that
+    /// is full and not published yet.
+    pub fn publish(&mut self, pool: &mut Pool, computed: &[u32]) {
+        let (full, _partial) = computed.as_chunks::<BLOCK_TOKENS>();
+        for (index, tokens) in full.iter().enumerate().skip(self.hashes.len()) {
+            let before = index.checked_sub(1);
+            let parent_hash = before.map_or(BlockHash::ROOT, |i| self.hashes[i]);
+            let hash = self.scope.namespace.hash(parent_hash, tokens);
+            let parent = before.map(|i| self.blocks[i]);
+            let salt = self.scope.salt.clone();
+            let content = Content { hash, parent, tokens: *tokens, salt };
+            self.blocks[index] = pool.publish(self.blocks[index], content);
+            self.hashes.push(hash);
+        }
+    }
+
+    /// Gives every block back to the pool.
+    pub fn release(self, pool: &mut Pool) {
+        pool.release(&self.blocks);
+    }
+}
