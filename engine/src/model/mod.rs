@@ -11,19 +11,20 @@
 pub mod config;
 pub mod error;
 pub mod file;
+mod llama;
+mod weights;
 
 use prompt::gguf::Header;
 
+pub use crate::kv::storage::{BLOCK_TOKENS, BlockId};
+pub use crate::ops::SeqInput;
 pub use config::ModelConfig;
 pub use error::{ForwardError, ModelError};
 pub use file::GgufFile;
 
-/// Tokens in one KV block.
-pub const BLOCK_TOKENS: usize = 16;
-
-/// One block of the KV pool: an index below [`ModelOptions::kv_blocks`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BlockId(pub u32);
+use crate::ops::Ops;
+use crate::ops::reference::ReferenceOps;
+use llama::Llama;
 
 /// Which implementation of the ops runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,22 +46,28 @@ pub struct ModelOptions {
     pub kv_blocks: usize,
 }
 
-/// One sequence's share of a forward pass.
-#[derive(Debug, Clone, Copy)]
-pub struct SeqInput<'a> {
-    /// The tokens to run; at least one.
-    pub tokens: &'a [u32],
-    /// Absolute position of `tokens[0]`; the KV of all positions before it is in `blocks`.
-    pub start: usize,
-    /// The sequence's blocks from position 0 on, covering `start + tokens.len()` tokens.
-    pub blocks: &'a [BlockId],
-    /// Logits are wanted for the last this many tokens; 0 for none.
-    pub logits_last: usize,
-}
-
 /// A loaded model with its KV pool and its threads.
 pub struct Model {
     config: ModelConfig,
+    kv_blocks: usize,
+    weight_bytes: usize,
+    runner: Box<dyn Runner>,
+}
+
+/// A model on some op set, with the op set's types out of sight.
+trait Runner: Send {
+    fn forward(&mut self, batch: &[SeqInput<'_>], logits: &mut Vec<f32>);
+    fn copy_block(&mut self, from: BlockId, to: BlockId);
+}
+
+impl<O: Ops> Runner for Llama<O> {
+    fn forward(&mut self, batch: &[SeqInput<'_>], logits: &mut Vec<f32>) {
+        Llama::forward(self, batch, logits);
+    }
+
+    fn copy_block(&mut self, from: BlockId, to: BlockId) {
+        Llama::copy_block(self, from, to);
+    }
 }
 
 impl Model {
@@ -82,12 +89,18 @@ impl Model {
     /// done, from 0 to 1.
     pub fn load(
         file: &GgufFile,
-        _options: &ModelOptions,
+        options: &ModelOptions,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Model, ModelError> {
-        progress(0.0);
-        let config = Model::config(file.header())?;
-        Ok(Model { config })
+        if options.threads == 0 || options.kv_blocks == 0 || options.kv_blocks > u32::MAX as usize {
+            let what = if options.threads == 0 { "threads" } else { "kv_blocks" };
+            return Err(ModelError::Options { what, allowed: "at least 1 and below 2^32" });
+        }
+        let loading = Loading { file, config: Model::config(file.header())?, options };
+        match options.ops {
+            OpsKind::Reference => loading.run_on(ReferenceOps::new(options.threads), progress),
+            OpsKind::Cpu => loading.run_on(ReferenceOps::new(options.threads), progress),
+        }
     }
 
     /// The hyperparameters of this model.
@@ -97,22 +110,86 @@ impl Model {
 
     /// Bytes of the packed weights in memory.
     pub fn weight_bytes(&self) -> usize {
-        0
+        self.weight_bytes
     }
 
     /// Copies one block's KV onto another, in every layer: how a partial tail block is shared.
-    pub fn copy_block(&mut self, _from: BlockId, _to: BlockId) -> Result<(), ForwardError> {
-        Ok(())
+    pub fn copy_block(&mut self, from: BlockId, to: BlockId) {
+        for block in [from, to] {
+            let pool = self.kv_blocks;
+            assert!((block.0 as usize) < pool, "block {} of a pool of {pool}", block.0);
+        }
+        self.runner.copy_block(from, to);
     }
 
     /// Runs every sequence's tokens in one pass. `logits` is emptied, then holds one row of
     /// `vocab` values for each token asked for, in batch order.
     pub fn forward(
         &mut self,
-        _batch: &[SeqInput<'_>],
+        batch: &[SeqInput<'_>],
         logits: &mut Vec<f32>,
     ) -> Result<(), ForwardError> {
-        logits.clear();
+        for (sequence, seq) in batch.iter().enumerate() {
+            self.check(sequence, seq)?;
+        }
+        self.runner.forward(batch, logits);
         Ok(())
+    }
+
+    fn check(&self, sequence: usize, seq: &SeqInput<'_>) -> Result<(), ForwardError> {
+        let (vocab, context, pool) = (self.config.vocab, self.config.context, self.kv_blocks);
+        let tokens = seq.tokens.len();
+        if tokens == 0 {
+            return Err(ForwardError::Empty { sequence });
+        }
+        if let Some(token) = seq.tokens.iter().copied().find(|token| *token as usize >= vocab) {
+            return Err(ForwardError::Token { sequence, token, vocab });
+        }
+        let end = seq.start.saturating_add(tokens);
+        if end > context {
+            return Err(ForwardError::Context { sequence, end, context });
+        }
+        let needed = end.div_ceil(BLOCK_TOKENS);
+        let Some(blocks) = seq.blocks.get(..needed) else {
+            return Err(ForwardError::BlocksShort { sequence, have: seq.blocks.len(), end });
+        };
+        if let Some(block) = blocks.iter().find(|block| block.0 as usize >= pool) {
+            return Err(ForwardError::Block { sequence, block: block.0, pool });
+        }
+        if seq.logits_last > tokens {
+            return Err(ForwardError::Logits { sequence, wanted: seq.logits_last, tokens });
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// What is known before an op set is chosen.
+struct Loading<'a> {
+    file: &'a GgufFile,
+    config: ModelConfig,
+    options: &'a ModelOptions,
+}
+
+impl Loading<'_> {
+    fn run_on<O: Ops + 'static>(
+        self,
+        mut ops: O,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Model, ModelError> {
+        let Loading { file, config, options } = self;
+        let weights = weights::load(file, &config, &mut ops, progress)?;
+        let llama = Llama::new(config, ops, weights, options.kv_blocks);
+        Ok(Model {
+            config,
+            kv_blocks: options.kv_blocks,
+            weight_bytes: llama.weight_bytes(),
+            runner: Box::new(llama),
+        })
     }
 }

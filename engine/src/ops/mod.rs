@@ -1,1 +1,147 @@
 //! The operations a forward pass is made of, in two implementations.
+//!
+//! [`Ops`] lists them; a model's file reads as a sequence of these calls and is written once.
+//! [`reference`] is plain f32 on dequantised weights, slow and obvious. [`cpu`] is what serves:
+//! packed quantised weights, int8 activations, f16 KV. Every op of the second is tested against
+//! its twin in the first.
+//!
+//! The rule that binds every implementation: a row's result is a function of that row and of the
+//! KV before it alone. No sum may be cut differently because other rows are present.
+
+
+pub mod reference;
+
+use prompt::gguf::Dtype;
+
+use crate::kv::storage::{BlockId, KvShape, KvStorage};
+
+/// A weight as the file stores it: `rows` rows of `cols` values, `cols` being summed over.
+#[derive(Debug, Clone, Copy)]
+pub struct Tensor<'a> {
+    /// The format of the values.
+    pub dtype: Dtype,
+    /// Outputs of a product with it.
+    pub rows: usize,
+    /// Inputs of a product with it.
+    pub cols: usize,
+    /// The stored bytes, row after row.
+    pub bytes: &'a [u8],
+}
+
+/// Which of a weight's rows mean what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowOrder {
+    /// Nothing looks at single outputs.
+    Plain,
+    /// The outputs are heads that [`Ops::rotate`] will turn. The file pairs outputs `2i` and
+    /// `2i + 1` of a head; an op set may reorder the rows inside a head as its rotation likes,
+    /// as long as queries and keys agree.
+    Rotary {
+        /// Width of one head.
+        head_dim: usize,
+    },
+}
+
+/// One sequence's share of a forward pass.
+#[derive(Debug, Clone, Copy)]
+pub struct SeqInput<'a> {
+    /// The tokens to run; at least one.
+    pub tokens: &'a [u32],
+    /// Absolute position of `tokens[0]`; the KV of all positions before it is in `blocks`.
+    pub start: usize,
+    /// The sequence's blocks from position 0 on, covering `start + tokens.len()` tokens.
+    pub blocks: &'a [BlockId],
+    /// Logits are wanted for the last this many tokens; 0 for none.
+    pub logits_last: usize,
+}
+
+/// How the heads of attention are laid out in a row.
+#[derive(Debug, Clone, Copy)]
+pub struct Heads {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; query head `h` reads key head `h / (heads / kv_heads)`.
+    pub kv_heads: usize,
+    /// Width of one head.
+    pub dim: usize,
+}
+
+/// The angles of rope for the rows of one pass: `half` cosines and `half` sines a row.
+#[derive(Debug, Default)]
+pub struct Rotation {
+    /// Half the width of a head.
+    pub half: usize,
+    /// Cosines, row after row.
+    pub cos: Vec<f32>,
+    /// Sines, row after row.
+    pub sin: Vec<f32>,
+}
+
+/// A set of operations that can run a transformer.
+///
+/// Rows of the residual stream, queries, keys and values travel as plain f32. `Input` is what a
+/// matrix product reads: a set may quantise it once for all products that share it.
+pub trait Ops: Send {
+    /// A packed weight.
+    type Matrix: Send;
+    /// Rows as matrix products read them.
+    type Input: Default + Send;
+    /// What the KV pool stores.
+    type KvValue: Copy + Default + Send;
+
+    /// Packs a weight for the products below.
+    fn pack(&mut self, tensor: &Tensor<'_>, order: RowOrder) -> Self::Matrix;
+
+    /// Bytes of memory that a packed weight takes.
+    fn matrix_bytes(matrix: &Self::Matrix) -> usize;
+
+    /// `out[i]` = the row of `table` for `tokens[i]`.
+    fn embed(&mut self, table: &Self::Matrix, tokens: &[u32], out: &mut [f32]);
+
+    /// Root-mean-square norm of each row of `x`, times `weight`, made ready for products.
+    fn norm(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut Self::Input);
+
+    /// Each part's output = its matrix × the input rows.
+    fn project(&mut self, input: &Self::Input, parts: &mut [(&Self::Matrix, &mut [f32])]);
+
+    /// `x` += matrix × the input rows.
+    fn project_add(&mut self, input: &Self::Input, matrix: &Self::Matrix, x: &mut [f32]);
+
+    /// `out` = silu(gate × input) · (up × input), made ready for products.
+    fn gated(
+        &mut self,
+        input: &Self::Input,
+        gate: &Self::Matrix,
+        up: &Self::Matrix,
+        out: &mut Self::Input,
+    );
+
+    /// Turns each head of each row by the row's angles. Rows consist of whole heads.
+    fn rotate(&mut self, x: &mut [f32], rows: usize, rotation: &Rotation);
+
+    /// Writes the rows' keys and values into the batch's blocks.
+    fn store(
+        &mut self,
+        layer: usize,
+        batch: &[SeqInput<'_>],
+        keys_values: (&[f32], &[f32]),
+        kv: &mut KvStorage<Self::KvValue>,
+    );
+
+    /// Causal attention of each row's queries over its sequence's keys and values, which include
+    /// those of the same pass, read back as they are stored.
+    fn attend(
+        &mut self,
+        layer: usize,
+        batch: &[SeqInput<'_>],
+        queries: (&[f32], Heads),
+        kv: &KvStorage<Self::KvValue>,
+        out: &mut Self::Input,
+    );
+}
+
+/// Where a position's key or value goes: the tile and the slot in it.
+fn slot(shape: KvShape, layer: usize, blocks: &[BlockId], position: usize) -> (usize, usize) {
+    let block = blocks[position / crate::kv::storage::BLOCK_TOKENS];
+    (shape.tile_start(layer, block, 0), position % crate::kv::storage::BLOCK_TOKENS)
+}

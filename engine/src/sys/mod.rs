@@ -2,5 +2,6 @@
 //!
 //! One of the two places in the engine where `unsafe` may appear (the other is `ops`).
 
+pub mod disjoint;
 pub mod mmap;
 pub mod pool;

@@ -1,0 +1,163 @@
+//! The forward pass of a llama model, read top to bottom, over any op set.
+
+use super::config::ModelConfig;
+use super::weights::{Layer, Weights};
+use crate::kv::storage::{BlockId, KvShape, KvStorage};
+use crate::ops::{Heads, Ops, Rotation, SeqInput};
+
+/// A llama model on one op set.
+pub(crate) struct Llama<O: Ops> {
+    config: ModelConfig,
+    ops: O,
+    weights: Weights<O::Matrix>,
+    kv: KvStorage<O::KvValue>,
+    scratch: Scratch<O::Input>,
+}
+
+/// Buffers of a pass, kept so that a step of the size of an earlier one allocates nothing.
+#[derive(Default)]
+struct Scratch<I> {
+    tokens: Vec<u32>,
+    rotation: Rotation,
+    /// The residual stream.
+    x: Vec<f32>,
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    /// What the next products read.
+    input: I,
+    /// What the feed-forward part hands to its last product.
+    hidden: I,
+}
+
+impl<O: Ops> Llama<O> {
+    /// Puts the parts together, with an empty KV pool.
+    pub(crate) fn new(
+        config: ModelConfig,
+        ops: O,
+        weights: Weights<O::Matrix>,
+        kv_blocks: usize,
+    ) -> Llama<O> {
+        let shape =
+            KvShape { blocks: kv_blocks, heads: config.kv_heads, head_dim: config.head_dim };
+        let kv = KvStorage::new(config.layers, shape);
+        Llama { config, ops, weights, kv, scratch: Scratch::default() }
+    }
+
+    /// Bytes of the packed weights.
+    pub(crate) fn weight_bytes(&self) -> usize {
+        self.weights.matrices().map(O::matrix_bytes).sum()
+    }
+
+    /// Copies one block's KV onto another.
+    pub(crate) fn copy_block(&mut self, from: BlockId, to: BlockId) {
+        self.kv.copy_block(from, to);
+    }
+
+    /// One pass over a checked batch.
+    pub(crate) fn forward(&mut self, batch: &[SeqInput<'_>], logits: &mut Vec<f32>) {
+        let Llama { config, ops, weights, kv, scratch } = self;
+        scratch.prepare(config, batch);
+        ops.embed(&weights.table, &scratch.tokens, &mut scratch.x);
+        for (index, layer) in weights.layers.iter().enumerate() {
+            attention(config, ops, (index, layer), batch, kv, scratch);
+            feed_forward(config, ops, layer, scratch);
+        }
+        let rows = scratch.keep_wanted(config, batch);
+        logits.clear();
+        logits.resize(rows * config.vocab, 0.0);
+        if rows > 0 {
+            let output = weights.output.as_ref().unwrap_or(&weights.table);
+            ops.norm(&scratch.x, &weights.output_norm, config.rms_eps, &mut scratch.input);
+            ops.project(&scratch.input, &mut [(output, logits)]);
+        }
+    }
+}
+
+fn attention<O: Ops>(
+    config: &ModelConfig,
+    ops: &mut O,
+    (index, layer): (usize, &Layer<O::Matrix>),
+    batch: &[SeqInput<'_>],
+    kv: &mut KvStorage<O::KvValue>,
+    scratch: &mut Scratch<O::Input>,
+) {
+    let Scratch { tokens, rotation, x, queries, keys, values, input, .. } = scratch;
+    let heads = Heads { heads: config.heads, kv_heads: config.kv_heads, dim: config.head_dim };
+    ops.norm(x, &layer.attention_norm, config.rms_eps, input);
+    ops.project(
+        input,
+        &mut [(&layer.query, queries), (&layer.key, keys), (&layer.value, values)],
+    );
+    ops.rotate(queries, tokens.len(), rotation);
+    ops.rotate(keys, tokens.len(), rotation);
+    ops.store(index, batch, (keys, values), kv);
+    ops.attend(index, batch, (queries, heads), kv, input);
+    ops.project_add(input, &layer.attention_output, x);
+}
+
+fn feed_forward<O: Ops>(
+    config: &ModelConfig,
+    ops: &mut O,
+    layer: &Layer<O::Matrix>,
+    scratch: &mut Scratch<O::Input>,
+) {
+    let Scratch { x, input, hidden, .. } = scratch;
+    ops.norm(x, &layer.ff_norm, config.rms_eps, input);
+    ops.gated(input, &layer.gate, &layer.up, hidden);
+    ops.project_add(hidden, &layer.down, x);
+}
+
+impl<I> Scratch<I> {
+    /// Sizes the buffers for the batch and fills in tokens and angles.
+    fn prepare(&mut self, config: &ModelConfig, batch: &[SeqInput<'_>]) {
+        self.tokens.clear();
+        self.rotation.restart(config.head_dim / 2);
+        for seq in batch {
+            self.tokens.extend(seq.tokens);
+            for position in seq.start..seq.start + seq.tokens.len() {
+                self.rotation.push(position, config.rope_base);
+            }
+        }
+        let rows = self.tokens.len();
+        self.x.resize(rows * config.width, 0.0);
+        self.queries.resize(rows * config.heads * config.head_dim, 0.0);
+        self.keys.resize(rows * config.kv_heads * config.head_dim, 0.0);
+        self.values.resize(rows * config.kv_heads * config.head_dim, 0.0);
+    }
+
+    /// Keeps the rows of `x` whose logits are wanted, and says how many.
+    fn keep_wanted(&mut self, config: &ModelConfig, batch: &[SeqInput<'_>]) -> usize {
+        let (mut end, mut kept) = (0, 0);
+        for seq in batch {
+            end += seq.tokens.len();
+            for row in end - seq.logits_last..end {
+                let start = row * config.width;
+                self.x.copy_within(start..start + config.width, kept * config.width);
+                kept += 1;
+            }
+        }
+        self.x.truncate(kept * config.width);
+        kept
+    }
+}
+
+impl Rotation {
+    fn restart(&mut self, half: usize) {
+        self.half = half;
+        self.cos.clear();
+        self.sin.clear();
+    }
+
+    /// Appends one position's angles. Frequencies and angles are rounded to f32 as the reference
+    /// implementations do: far from position 0 that rounding is visible in the logits.
+    fn push(&mut self, position: usize, base: f32) {
+        for pair in 0..self.half {
+            let exponent = pair as f32 / self.half as f32;
+            let frequency = 1.0 / base.powf(exponent);
+            let angle = f64::from(position as f32 * frequency);
+            self.cos.push(angle.cos() as f32);
+            self.sin.push(angle.sin() as f32);
+        }
+    }
+}
