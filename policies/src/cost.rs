@@ -1,8 +1,9 @@
 //! What does it cost, in milliseconds, to send this request to that node?
 //!
 //! Milliseconds and not weights: every term is time that somebody waits, so terms can be measured
-//! and compared. cost = round trip + (in-flight prefill + b × uncached tokens) / prefill rate
-//! + pool pressure + decode interference + fetching KV − the session's bonus.
+//! and compared. The cost is the round trip, plus (in-flight prefill + b × uncached tokens) /
+//! prefill rate, plus pool pressure, decode interference and fetching KV, minus the session's
+//! bonus.
 //! `b` above 1 says that a recomputed token costs more than this request's own wait: it delays
 //! everybody behind it and takes pool room from a prefix that somebody else needs. Replays of
 //! public agent traces found 4 to 8 robust.
