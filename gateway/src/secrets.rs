@@ -53,7 +53,10 @@ impl Secrets {
     pub fn open(data: &Path) -> Result<Self, SecretError> {
         let dir = data.join("secrets");
         private_dir(&dir).map_err(|error| at(&dir, error.into()))?;
-        Ok(Self { fleet: read_or_make(&dir.join("fleet"))?, node: read_or_make(&dir.join("node"))? })
+        Ok(Self {
+            fleet: read_or_make(&dir.join("fleet"))?,
+            node: read_or_make(&dir.join("node"))?,
+        })
     }
 
     /// The bearer token towards nodes that this gateway started itself.
@@ -80,7 +83,10 @@ impl fmt::Debug for Secrets {
 /// Reads one secret from a file that an operator manages (`node_token_file`).
 pub fn read(path: &Path) -> Result<String, SecretError> {
     let text = fs::read_to_string(path).map_err(|error| at(path, error.into()))?;
-    let mode = fs::metadata(path).map_err(|error| at(path, error.into()))?.permissions().mode();
+    let mode = fs::metadata(path)
+        .map_err(|error| at(path, error.into()))?
+        .permissions()
+        .mode();
     if mode & 0o077 != 0 {
         return Err(at(path, SecretErrorKind::Open(mode & 0o777)));
     }
@@ -91,17 +97,18 @@ pub fn read(path: &Path) -> Result<String, SecretError> {
     Ok(secret.to_owned())
 }
 
-/// Makes a directory (and its parents) that only its owner may enter.
+/// Makes a directory (and its parents) that only its owner may enter. One that is there already
+/// stays as it is: it may be somebody's home.
 pub fn private_dir(dir: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    // An existing directory may have been made by hand with the usual umask.
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 fn read_or_make(path: &Path) -> Result<String, SecretError> {
     match read(path) {
-        Err(SecretError { kind: SecretErrorKind::Io(error), .. })
-            if error.kind() == io::ErrorKind::NotFound => {}
+        Err(SecretError {
+            kind: SecretErrorKind::Io(error),
+            ..
+        }) if error.kind() == io::ErrorKind::NotFound => {}
         other => return other,
     }
     make(path).map_err(|error| at(path, error.into()))?;
@@ -110,8 +117,12 @@ fn read_or_make(path: &Path) -> Result<String, SecretError> {
 
 fn make(path: &Path) -> io::Result<()> {
     let temporary = path.with_extension(format!("new-{}", std::process::id()));
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)?;
     file.write_all(hex(&rand::random::<[u8; 32]>()).as_bytes())?;
     file.sync_all()?;
     // `link` refuses to replace: the first of two racing processes wins, both read the same file.
@@ -124,16 +135,21 @@ fn make(path: &Path) -> io::Result<()> {
 }
 
 fn at(path: &Path, kind: SecretErrorKind) -> SecretError {
-    SecretError { path: path.to_owned(), kind }
+    SecretError {
+        path: path.to_owned(),
+        kind,
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {
     use fmt::Write;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
 }
 
 #[cfg(test)]
@@ -150,8 +166,16 @@ mod tests {
         assert_eq!(first.cache_salt("a"), second.cache_salt("a"));
         assert_ne!(first.cache_salt("a"), first.cache_salt("b"));
         assert_eq!(first.cache_salt("a").len(), 64);
-        for (path, mode) in [("secrets", 0o700), ("secrets/fleet", 0o600), ("secrets/node", 0o600)] {
-            let found = fs::metadata(dir.path().join(path)).unwrap().permissions().mode() & 0o777;
+        for (path, mode) in [
+            ("secrets", 0o700),
+            ("secrets/fleet", 0o600),
+            ("secrets/node", 0o600),
+        ] {
+            let found = fs::metadata(dir.path().join(path))
+                .unwrap()
+                .permissions()
+                .mode()
+                & 0o777;
             assert_eq!(found, mode, "{path}");
         }
         assert_eq!(fs::read_dir(dir.path().join("secrets")).unwrap().count(), 2);
@@ -164,10 +188,22 @@ mod tests {
         let path = dir.path().join("token");
         fs::write(&path, "0123456789abcdef").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(matches!(read(&path), Err(SecretError { kind: SecretErrorKind::Open(0o644), .. })));
+        assert!(matches!(
+            read(&path),
+            Err(SecretError {
+                kind: SecretErrorKind::Open(0o644),
+                ..
+            })
+        ));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         assert_eq!(read(&path).unwrap(), "0123456789abcdef");
         fs::write(&path, "short").unwrap();
-        assert!(matches!(read(&path), Err(SecretError { kind: SecretErrorKind::TooShort, .. })));
+        assert!(matches!(
+            read(&path),
+            Err(SecretError {
+                kind: SecretErrorKind::TooShort,
+                ..
+            })
+        ));
     }
 }

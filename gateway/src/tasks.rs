@@ -70,7 +70,12 @@ impl Tasks {
     /// Tasks that run on `handle`'s runtime.
     pub fn new(handle: Handle) -> Self {
         let (phase, _) = watch::channel(Phase::Running);
-        Self(Arc::new(Shared { handle, phase, running: AtomicUsize::new(0), idle: Notify::new() }))
+        Self(Arc::new(Shared {
+            handle,
+            phase,
+            running: AtomicUsize::new(0),
+            idle: Notify::new(),
+        }))
     }
 
     /// Starts `future` under `name` (for the log only).

@@ -26,6 +26,13 @@ impl Status {
             Self::Failed => "failed",
         }
     }
+
+    /// The status of a word; `None` for any other word.
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::Complete, Self::Cancelled, Self::Cut, Self::Failed]
+            .into_iter()
+            .find(|status| status.as_str() == word)
+    }
 }
 
 /// One request on the bill.
