@@ -4,4 +4,7 @@ pub mod error;
 pub mod kv;
 pub mod model;
 pub mod ops;
+pub mod output;
+pub mod sample;
+pub mod scheduler;
 pub mod sys;
