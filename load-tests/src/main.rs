@@ -1,2 +1,133 @@
-//! placeholder
-fn main() {}
+//! `homing-load`: which tool was asked for?
+//!
+//! Parses the command line, runs one tool on one thread (a load generator that shares the cores with
+//! what it measures should take as few of them as it can), prints what came out. stdout holds the
+//! result and nothing else; progress and errors go to stderr. Exit code 0: done; 1: nothing came of
+//! it (all requests failed, a program did not start); 2: the command line is wrong.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use load_tests::error::LoadError;
+use load_tests::report::Report;
+use load_tests::{agent, echo_node, engine_bench, gateway_bench, http_bench};
+use serde::Serialize;
+
+#[derive(Parser)]
+#[command(
+    name = "homing-load",
+    version,
+    about = "Load tests and benches for Homing"
+)]
+struct Cli {
+    #[command(subcommand)]
+    tool: Tool,
+}
+
+#[derive(Subcommand)]
+enum Tool {
+    /// Agentic sessions in open loop against any OpenAI-compatible address
+    Agent(agent::Args),
+    /// A fixed number of requests in closed loop: latency of one address
+    HttpBench(http_bench::Args),
+    /// Our engine beside llama.cpp's server
+    #[command(hide = true)]
+    EngineBench(engine_bench::Args),
+    /// Our gateway beside nginx
+    #[command(hide = true)]
+    GatewayBench(gateway_bench::Args),
+    /// A scripted node that computes nothing
+    #[command(hide = true)]
+    EchoNode(echo_node::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("homing-load: starting the runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(run(cli.tool)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("homing-load: {error}");
+            match error {
+                LoadError::Url { .. } | LoadError::Flag { .. } => ExitCode::from(2),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+async fn run(tool: Tool) -> Result<(), LoadError> {
+    match tool {
+        Tool::Agent(args) => run_agent(&args).await,
+        Tool::HttpBench(args) => {
+            let figures = http_bench::run(&args).await?;
+            println!("{}", json(&figures)?);
+            match figures.first_failure {
+                Some(first) if figures.failed == figures.requests => Err(LoadError::AllFailed {
+                    requests: figures.requests,
+                    first,
+                }),
+                _ => Ok(()),
+            }
+        }
+        Tool::EngineBench(args) => {
+            let comparison = engine_bench::run(&args).await?;
+            show(&comparison.table(), &comparison, args.json.as_deref())
+        }
+        Tool::GatewayBench(args) => {
+            let comparison = gateway_bench::run(&args).await?;
+            show(&comparison.table(), &comparison, args.json.as_deref())
+        }
+        Tool::EchoNode(args) => {
+            let node = echo_node::EchoNode::bind(&args).await?;
+            println!("http://{}", node.address()?);
+            node.serve().await
+        }
+    }
+}
+
+async fn run_agent(args: &agent::Args) -> Result<(), LoadError> {
+    let run = agent::run(args).await?;
+    if let Some(path) = &args.records {
+        let lines: Result<Vec<String>, LoadError> = run.records.iter().map(json).collect();
+        std::fs::write(path, lines?.join("\n") + "\n").map_err(LoadError::file(path))?;
+    }
+    let report = Report::of(&run);
+    show(&report.table(), &report, args.json.as_deref())?;
+    match run.records.iter().find_map(|r| r.failure.as_ref()) {
+        Some(first) if report.ok == 0 => Err(LoadError::AllFailed {
+            requests: report.requests,
+            first: format!("{}: {}", first.kind, first.message),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The table on stdout and JSON in the file, or JSON alone where the file is `-`.
+fn show(table: &str, value: &impl Serialize, file: Option<&Path>) -> Result<(), LoadError> {
+    let Some(path) = file else {
+        print!("{table}");
+        return Ok(());
+    };
+    let text = json(value)?;
+    if path == Path::new("-") {
+        println!("{text}");
+        return Ok(());
+    }
+    print!("{table}");
+    std::fs::write(path, text + "\n").map_err(LoadError::file(path))
+}
+
+fn json(value: &impl Serialize) -> Result<String, LoadError> {
+    serde_json::to_string(value).map_err(|e| LoadError::program("a report", e.to_string()))
+}

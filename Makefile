@@ -1,0 +1,47 @@
+# `make run` is a working endpoint; `make test` is every test. Both do their own set-up.
+#   make run MODEL=path.gguf           another model
+#   make run ARGS="--nodes 4"          any other flag of `homing up`
+
+SHELL := /bin/sh
+MODEL ?=
+ARGS ?=
+
+# Pingora's zlib-ng needs cmake: the machine's own, or the one that `make setup` unpacks.
+CMAKE ?= $(shell command -v cmake || echo $(CURDIR)/.tools/cmake/cmake/data/bin/cmake)
+export CMAKE
+
+# The binaries stand where cargo puts them, also when the user moved its target directory.
+TARGET := $(or $(CARGO_TARGET_DIR),target)/release
+
+.PHONY: help run test setup build lint bench-engine bench-gateway
+
+help:
+	@echo 'make run            build and serve: gateway on 127.0.0.1:8080, two engine nodes'
+	@echo '                    MODEL=path.gguf serves another model, ARGS="…" goes to `homing up`'
+	@echo 'make test           every test, end to end ones included'
+	@echo 'make lint           formatting, clippy, documentation, tidy'
+	@echo 'make setup          only what run needs: cmake (.tools/), default model (models/)'
+	@echo 'make bench-engine   the engine beside the server of llama.cpp (builds it, ~10 minutes)'
+	@echo 'make bench-gateway  the gateway beside nginx'
+
+setup:
+	@load-tests/scripts/setup
+
+build: setup
+	@cargo build --release --workspace --locked
+
+# exec: the signal of Ctrl-C must reach homing itself, and its exit code must be make's.
+run: build
+	@exec $(TARGET)/homing up $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+test:
+	@load-tests/scripts/test
+
+lint:
+	@load-tests/scripts/lint
+
+bench-engine: build
+	@load-tests/scripts/bench-engine $(ARGS)
+
+bench-gateway: build
+	@load-tests/scripts/bench-gateway $(ARGS)
