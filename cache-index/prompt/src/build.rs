@@ -1,9 +1,12 @@
-//! How does a request become tokens?
+//! How does a request become tokens? Normalise, render, take apart at control tokens, and look up
+//! or encode the text between them.
 
 use crate::error::{LoadError, PromptError};
 use crate::gguf::Header;
+use crate::marks::Part;
 use crate::segments::SegmentCache;
-use crate::tokenizer::Tokenizer;
+use crate::template::Template;
+use crate::tokenizer::{Piece, Tokenizer};
 
 /// A chat request's parts that reach the model.
 #[derive(Debug, Clone, Copy)]
@@ -22,13 +25,17 @@ pub struct ChatInput<'a> {
 #[derive(Debug)]
 pub struct PromptBuilder {
     tokenizer: Tokenizer,
+    template: Option<Template>,
 }
 
 impl PromptBuilder {
     /// Builds both from a model file's metadata.
     pub fn from_gguf(header: &Header) -> Result<Self, LoadError> {
+        let tokenizer = Tokenizer::from_gguf(header)?;
+        let template = Template::from_gguf(header, &tokenizer)?;
         Ok(Self {
-            tokenizer: Tokenizer::from_gguf(header)?,
+            tokenizer,
+            template,
         })
     }
 
@@ -37,13 +44,36 @@ impl PromptBuilder {
         &self.tokenizer
     }
 
-    /// The tokens of a chat request, generation prompt included.
-    pub fn chat(&self, _: &ChatInput<'_>, _: &SegmentCache) -> Result<Vec<u32>, PromptError> {
-        Err(PromptError::NoTemplate)
+    /// The tokens of a chat request, generation prompt included. Control tokens come from the
+    /// template alone; their text inside messages stays text.
+    pub fn chat(
+        &self,
+        input: &ChatInput<'_>,
+        known: &SegmentCache,
+    ) -> Result<Vec<u32>, PromptError> {
+        let template = self.template.as_ref().ok_or(PromptError::NoTemplate)?;
+        let rendered = template.render(input)?;
+        let mut tokens = Vec::with_capacity(rendered.len() / 3);
+        for part in template.marks().parts(&rendered) {
+            match part {
+                Part::Token(token) => tokens.push(token),
+                Part::Text(text) => known.push_text(&self.tokenizer, &text, &mut tokens),
+            }
+        }
+        Ok(tokens)
     }
 
-    /// The tokens of a plain prompt.
-    pub fn completion(&self, text: &str, _: &SegmentCache) -> Vec<u32> {
-        self.tokenizer.encode_with_specials(text)
+    /// The tokens of a plain prompt, with BOS where the model file asks for it. Control tokens in
+    /// it are recognised: whoever sends a plain prompt applies the template by hand.
+    pub fn completion(&self, text: &str, known: &SegmentCache) -> Vec<u32> {
+        let mut tokens = Vec::with_capacity(text.len() / 3 + 1);
+        tokens.extend(self.tokenizer.prompt_prefix());
+        for piece in self.tokenizer.pieces_with_specials(text) {
+            match piece {
+                Piece::Token(token) => tokens.push(token),
+                Piece::Text(text) => known.push_plain(&self.tokenizer, text, &mut tokens),
+            }
+        }
+        tokens
     }
 }

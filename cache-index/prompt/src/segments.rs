@@ -1,19 +1,289 @@
 //! Which tokens did this text become last time?
+//!
+//! Text between special tokens is encoded independently of what surrounds it, and may further be
+//! cut at safe places (`safe_cut`) without changing its tokens. So a conversation is remembered
+//! piece by piece, cuts depend only on the text before them, and a turn that appends to a known
+//! prefix encodes its new part and at most one piece of the old.
+//!
+//! A hit compares the whole text, so that no crafted hash collision can pass another text's tokens
+//! off as one's own. Entries belong to a scope: whoever shares a cache between tenants gives each
+//! its own (`for_scope`), or the time to encode would tell one tenant what another has sent.
+//!
+//! Bounded by bytes. Each shard keeps a young and an old generation; when the young one is full it
+//! becomes the old one and the old one is dropped, while a hit in the old one moves the entry
+//! over. That is least-recently-used within a factor of two, without lists or per-hit writes.
+//!
+//! Left out on purpose: persistence, and remembering whole conversations: copying known tokens
+//! costs microseconds at 64 KB (docs/MEASUREMENTS.md), less than what finding the longest known
+//! conversation would.
 
-/// A bounded, thread-safe memory of text segments and their tokens.
-#[derive(Debug)]
+use std::hash::{BuildHasher, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use foldhash::quality::RandomState;
+use hashbrown::HashTable;
+
+use crate::tokenizer::{Piece, Tokenizer, safe_cut};
+
+/// Pieces are cut at the first safe place at or after this many bytes: long enough that a look-up
+/// costs nothing per byte, short enough that re-encoding the last piece of a growing text does not
+/// matter (2 KB is about 0.1 ms).
+const PIECE_BYTES: usize = 2048;
+/// Shorter text is encoded afresh: that costs what a look-up costs.
+const KNOWN_BYTES_MIN: usize = 24;
+/// Locks to spread callers over; a power of two well above the cores of a gateway's hot threads.
+const SHARDS: usize = 16;
+/// What an entry costs besides its text and tokens: the entry, its table slot, two allocations.
+const ENTRY_OVERHEAD_BYTES: usize = 112;
+
+/// A bounded, thread-safe memory of text segments and their tokens. Cloning shares it.
+#[derive(Debug, Clone)]
 pub struct SegmentCache {
-    bytes_max: usize,
+    shared: Arc<Shared>,
+    scope: Arc<str>,
+}
+
+/// How many bytes of text were encoded and how many were known, since the cache was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SegmentCounts {
+    /// Bytes of text that went through the tokenizer.
+    pub encoded_bytes: u64,
+    /// Bytes of text whose tokens were known.
+    pub reused_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    shards: [Mutex<Shard>; SHARDS],
+    hasher: RandomState,
+    encoded_bytes: AtomicU64,
+    reused_bytes: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Shard {
+    young: Generation,
+    old: Generation,
+    generation_bytes_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct Generation {
+    entries: HashTable<Entry>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    hash: u64,
+    /// Which tokenizer the tokens are of.
+    tokenizer: u64,
+    scope: Arc<str>,
+    text: Box<str>,
+    tokens: Box<[u32]>,
+}
+
+/// What an entry is found by.
+#[derive(Clone, Copy)]
+struct Key<'a> {
+    hash: u64,
+    tokenizer: u64,
+    scope: &'a str,
+    text: &'a str,
 }
 
 impl SegmentCache {
-    /// A cache that holds at most about `bytes_max` bytes of text and tokens.
+    /// A cache that holds at most about `bytes_max` bytes, its own bookkeeping included. With 0 it
+    /// holds nothing.
     pub fn new(bytes_max: usize) -> Self {
-        Self { bytes_max }
+        let shard = || {
+            let generation_bytes_max = bytes_max / SHARDS / 2;
+            let (young, old) = (Generation::default(), Generation::default());
+            Mutex::new(Shard {
+                young,
+                old,
+                generation_bytes_max,
+            })
+        };
+        let shared = Shared {
+            shards: std::array::from_fn(|_| shard()),
+            hasher: RandomState::default(),
+            encoded_bytes: AtomicU64::new(0),
+            reused_bytes: AtomicU64::new(0),
+        };
+        Self {
+            shared: Arc::new(shared),
+            scope: Arc::from(""),
+        }
     }
 
-    /// The bound given to `new`.
-    pub fn bytes_max(&self) -> usize {
-        self.bytes_max
+    /// The same memory and bound, with entries that no other scope can see.
+    pub fn for_scope(&self, scope: &str) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            scope: Arc::from(scope),
+        }
+    }
+
+    /// What was encoded and what was reused, over all scopes.
+    pub fn counts(&self) -> SegmentCounts {
+        SegmentCounts {
+            encoded_bytes: self.shared.encoded_bytes.load(Ordering::Relaxed),
+            reused_bytes: self.shared.reused_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Bytes held now, over all scopes; at most the bound given to `new`.
+    pub fn held_bytes(&self) -> usize {
+        let held = |shard: &Mutex<Shard>| {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.young.bytes + shard.old.bytes
+        };
+        self.shared.shards.iter().map(held).sum()
+    }
+
+    /// Appends the tokens of text that holds no control tokens.
+    pub(crate) fn push_text(&self, tokenizer: &Tokenizer, text: &str, tokens: &mut Vec<u32>) {
+        for piece in tokenizer.pieces_of_text(text) {
+            match piece {
+                Piece::Token(token) => tokens.push(token),
+                Piece::Text(text) => self.push_plain(tokenizer, text, tokens),
+            }
+        }
+    }
+
+    /// Appends the tokens of text that holds no special tokens at all.
+    pub(crate) fn push_plain(&self, tokenizer: &Tokenizer, text: &str, tokens: &mut Vec<u32>) {
+        let (mut encoded_bytes, mut reused_bytes) = (0, 0);
+        let mut rest = text;
+        while !rest.is_empty() {
+            let cut = if rest.len() > PIECE_BYTES {
+                safe_cut(rest, PIECE_BYTES)
+            } else {
+                None
+            };
+            let (piece, behind) = rest.split_at(cut.unwrap_or(rest.len()));
+            rest = behind;
+            if piece.len() < KNOWN_BYTES_MIN {
+                tokenizer.push_plain(piece, tokens);
+                encoded_bytes += piece.len();
+                continue;
+            }
+            let key = self.key(tokenizer, piece);
+            if self.shard(key.hash).push_known(&key, tokens) {
+                reused_bytes += piece.len();
+                continue;
+            }
+            let begin = tokens.len();
+            tokenizer.push_plain(piece, tokens);
+            encoded_bytes += piece.len();
+            self.shard(key.hash)
+                .insert(&key, &self.scope, &tokens[begin..]);
+        }
+        self.shared
+            .encoded_bytes
+            .fetch_add(encoded_bytes as u64, Ordering::Relaxed);
+        self.shared
+            .reused_bytes
+            .fetch_add(reused_bytes as u64, Ordering::Relaxed);
+    }
+
+    fn key<'a>(&'a self, tokenizer: &Tokenizer, text: &'a str) -> Key<'a> {
+        let mut hasher = self.shared.hasher.build_hasher();
+        hasher.write_u64(tokenizer.fingerprint());
+        hasher.write(self.scope.as_bytes());
+        hasher.write(text.as_bytes());
+        let tokenizer = tokenizer.fingerprint();
+        Key {
+            hash: hasher.finish(),
+            tokenizer,
+            scope: &self.scope,
+            text,
+        }
+    }
+
+    fn shard(&self, hash: u64) -> std::sync::MutexGuard<'_, Shard> {
+        // The tables use a hash's low bits and its top seven; the shard uses others.
+        let shard = (hash >> 40) as usize % SHARDS;
+        self.shared.shards[shard]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shard {
+    /// Appends a known text's tokens; false if it is not known.
+    fn push_known(&mut self, key: &Key<'_>, tokens: &mut Vec<u32>) -> bool {
+        if let Some(entry) = self.young.entries.find(key.hash, |entry| key.is(entry)) {
+            tokens.extend_from_slice(&entry.tokens);
+            return true;
+        }
+        let Some(entry) = self.old.take(key) else {
+            return false;
+        };
+        tokens.extend_from_slice(&entry.tokens);
+        self.put(entry);
+        true
+    }
+
+    fn insert(&mut self, key: &Key<'_>, scope: &Arc<str>, tokens: &[u32]) {
+        let known = self
+            .young
+            .entries
+            .find(key.hash, |entry| key.is(entry))
+            .is_some();
+        if known {
+            // Another thread encoded the same text meanwhile.
+            return;
+        }
+        self.put(Entry {
+            hash: key.hash,
+            tokenizer: key.tokenizer,
+            scope: Arc::clone(scope),
+            text: Box::from(key.text),
+            tokens: Box::from(tokens),
+        });
+    }
+
+    fn put(&mut self, entry: Entry) {
+        let bytes = entry.bytes();
+        if bytes > self.generation_bytes_max {
+            return;
+        }
+        if self.young.bytes + bytes > self.generation_bytes_max {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.bytes += bytes;
+        self.young
+            .entries
+            .insert_unique(entry.hash, entry, |entry| entry.hash);
+    }
+}
+
+impl Generation {
+    fn take(&mut self, key: &Key<'_>) -> Option<Entry> {
+        let found = self
+            .entries
+            .find_entry(key.hash, |entry| key.is(entry))
+            .ok()?;
+        let (entry, _) = found.remove();
+        self.bytes -= entry.bytes();
+        Some(entry)
+    }
+}
+
+impl Entry {
+    fn bytes(&self) -> usize {
+        self.text.len() + size_of_val::<[u32]>(&self.tokens) + ENTRY_OVERHEAD_BYTES
+    }
+}
+
+impl Key<'_> {
+    fn is(&self, entry: &Entry) -> bool {
+        self.hash == entry.hash
+            && self.tokenizer == entry.tokenizer
+            && *self.text == *entry.text
+            && *self.scope == *entry.scope
     }
 }
