@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cache_index::ids::NodeId;
+use policies::pick::Params;
+use policies::price::{PriceBook, Rates};
 
 /// A checked configuration.
 #[derive(Debug, Clone)]
@@ -146,8 +148,10 @@ pub enum ConfigError {
 impl Config {
     /// Reads and checks the file at `path`. Relative paths inside are relative to its directory.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
         Self::parse(&text, path)
     }
 
@@ -158,6 +162,39 @@ impl Config {
             source: Box::new(source),
         })?;
         raw.check(path.parent().unwrap_or(Path::new("")))
+    }
+
+    /// The prices as the rating policy takes them.
+    pub fn price_book(&self) -> PriceBook {
+        let rates = |price: &ModelPrice| {
+            let ModelPrice {
+                input,
+                cached_input,
+                output,
+            } = *price;
+            Rates {
+                input,
+                cached_input,
+                output,
+            }
+        };
+        PriceBook {
+            version: self.prices.version.clone(),
+            models: self
+                .prices
+                .models
+                .iter()
+                .map(|(id, price)| (id.clone(), rates(price)))
+                .collect(),
+        }
+    }
+
+    /// The weights as the routing policy takes them.
+    pub fn policy_params(&self) -> Params {
+        Params {
+            b: self.policy.b,
+            ..Params::default()
+        }
     }
 }
 

@@ -1,11 +1,33 @@
 //! The gateway: one address in front of a fleet of nodes.
 //!
 //! Read the modules in the order in which a request travels: [`config`] (what the operator
-//! decided), `proxy` (the table of contents), then what it calls.
+//! decided), [`proxy`] (the table of contents), `turn` (the steps of a turn), then what it calls:
+//! `identify`, `read`, `api`, `session`, `admit`, [`prompt`], `route`, `upstream`, `relay`,
+//! `recover`, `settle`, `respond`. Beside that path: [`store`] (tenants and keys), [`ledger`]
+//! (usage records), [`fleet`] (nodes, their health, load and cache), [`metrics`], [`secrets`] and
+//! [`tasks`] (the only place that spawns).
 
 pub mod config;
-pub mod secrets;
-pub mod tasks;
+pub mod error;
 pub mod fleet;
 pub mod ledger;
+pub mod metrics;
+pub mod prompt;
+pub mod proxy;
+pub mod secrets;
 pub mod store;
+pub mod tasks;
+
+mod admit;
+mod api;
+mod ctx;
+mod identify;
+mod read;
+mod recover;
+mod relay;
+mod respond;
+mod route;
+mod session;
+mod settle;
+mod turn;
+mod upstream;

@@ -135,7 +135,11 @@ impl ConfigFile {
             policy: policy.check()?,
         };
         let mut names = HashSet::new();
-        match config.nodes.iter().find(|node| !names.insert(node.id.clone())) {
+        match config
+            .nodes
+            .iter()
+            .find(|node| !names.insert(node.id.clone()))
+        {
             Some(twice) => Err(value("nodes.id", &twice.id, "each name once")),
             None => Ok(config),
         }
@@ -143,11 +147,16 @@ impl ConfigFile {
 }
 
 fn value(key: &str, value: impl ToString, allowed: &'static str) -> ConfigError {
-    ConfigError::Value { key: key.to_owned(), value: value.to_string(), allowed }
+    ConfigError::Value {
+        key: key.to_owned(),
+        value: value.to_string(),
+        allowed,
+    }
 }
 
 fn socket(key: &str, text: &str) -> Result<SocketAddr, ConfigError> {
-    text.parse().map_err(|_| value(key, text, "an address like 127.0.0.1:8080"))
+    text.parse()
+        .map_err(|_| value(key, text, "an address like 127.0.0.1:8080"))
 }
 
 fn checked_models(models: Vec<ModelFile>, base: &Path) -> Result<Vec<ModelConfig>, ConfigError> {
@@ -158,14 +167,23 @@ fn checked_models(models: Vec<ModelFile>, base: &Path) -> Result<Vec<ModelConfig
             if id.is_empty() || id.len() > 256 || !seen.insert(id.clone()) {
                 return Err(value("models.id", id, "1 to 256 bytes, each id once"));
             }
-            Ok(ModelConfig { id, gguf: gguf.map(|gguf| base.join(gguf)) })
+            Ok(ModelConfig {
+                id,
+                gguf: gguf.map(|gguf| base.join(gguf)),
+            })
         })
         .collect()
 }
 
 impl NodeFile {
     fn check(self, at: usize) -> Result<NodeConfig, ConfigError> {
-        let Self { id, url, events, replay, region } = self;
+        let Self {
+            id,
+            url,
+            events,
+            replay,
+            region,
+        } = self;
         // The name travels in a response header.
         if id.is_empty() || id.len() > 128 || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(value(
@@ -187,9 +205,16 @@ impl NodeFile {
             .and_then(|mut addresses| addresses.next())
             .ok_or_else(|| value(&key, &url, allowed))?;
         for (name, endpoint) in [("events", &events), ("replay", &replay)] {
-            if endpoint.as_ref().is_some_and(|endpoint| !endpoint.starts_with("tcp://")) {
+            if endpoint
+                .as_ref()
+                .is_some_and(|endpoint| !endpoint.starts_with("tcp://"))
+            {
                 let shown = endpoint.as_deref().unwrap_or_default();
-                return Err(value(&format!("nodes[{at}].{name}"), shown, "tcp://host:port"));
+                return Err(value(
+                    &format!("nodes[{at}].{name}"),
+                    shown,
+                    "tcp://host:port",
+                ));
             }
         }
         Ok(NodeConfig {
@@ -217,13 +242,30 @@ fn checked_prices(
             } = price;
             // Ten thousand dollars per million tokens: above it, the unit was mistaken.
             let sane = 0..=10_000_000_000_000;
-            match [input, cached_input, output].into_iter().find(|rate| !sane.contains(rate)) {
-                Some(rate) => Err(value(&format!("prices.{model}"), rate, "0 to 10^13 nano-USD")),
-                None => Ok((model, ModelPrice { input, cached_input, output })),
+            match [input, cached_input, output]
+                .into_iter()
+                .find(|rate| !sane.contains(rate))
+            {
+                Some(rate) => Err(value(
+                    &format!("prices.{model}"),
+                    rate,
+                    "0 to 10^13 nano-USD",
+                )),
+                None => Ok((
+                    model,
+                    ModelPrice {
+                        input,
+                        cached_input,
+                        output,
+                    },
+                )),
             }
         })
         .collect::<Result<_, _>>()?;
-    Ok(Prices { version: version.unwrap_or_else(|| "unversioned".to_owned()), models })
+    Ok(Prices {
+        version: version.unwrap_or_else(|| "unversioned".to_owned()),
+        models,
+    })
 }
 
 impl PolicyFile {
@@ -249,10 +291,18 @@ impl LimitsFile {
             drain_s,
         } = self;
         if !(1024..=1 << 30).contains(&body_bytes_max) {
-            return Err(value("limits.body_bytes_max", body_bytes_max, "1 KiB to 1 GiB"));
+            return Err(value(
+                "limits.body_bytes_max",
+                body_bytes_max,
+                "1 KiB to 1 GiB",
+            ));
         }
         if !(1024..=1 << 20).contains(&header_bytes_max) {
-            return Err(value("limits.header_bytes_max", header_bytes_max, "1 KiB to 1 MiB"));
+            return Err(value(
+                "limits.header_bytes_max",
+                header_bytes_max,
+                "1 KiB to 1 MiB",
+            ));
         }
         if !(1..=1_000_000).contains(&concurrency_per_tenant) {
             return Err(value(
@@ -262,7 +312,11 @@ impl LimitsFile {
             ));
         }
         if queue_per_tenant > 1_000_000 {
-            return Err(value("limits.queue_per_tenant", queue_per_tenant, "0 to 1,000,000"));
+            return Err(value(
+                "limits.queue_per_tenant",
+                queue_per_tenant,
+                "0 to 1,000,000",
+            ));
         }
         Ok(Limits {
             body_bytes_max,

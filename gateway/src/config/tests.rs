@@ -4,11 +4,17 @@ use super::*;
 
 fn check(text: &str, expected: Result<(), &str>) {
     let full = format!("listen = \"127.0.0.1:0\"\ndata = \"data\"\n{text}");
-    match (Config::parse(&full, Path::new("/etc/homing.toml")), expected) {
+    match (
+        Config::parse(&full, Path::new("/etc/homing.toml")),
+        expected,
+    ) {
         (Ok(_), Ok(())) => {}
         (Err(error), Err(part)) => {
             let shown = error.to_string();
-            assert!(shown.contains(part), "{text}: {shown} does not contain {part}");
+            assert!(
+                shown.contains(part),
+                "{text}: {shown} does not contain {part}"
+            );
         }
         (other, expected) => panic!("{text}: {other:?}, expected {expected:?}"),
     }
@@ -23,11 +29,26 @@ fn every_refusal_names_its_key() {
         ("color = 1", Err("color")),
         ("[[models]]\nid = \"m\"\ngguf = \"m.gguf\"", Ok(())),
         ("[[models]]\nid = \"\"", Err("models.id")),
-        ("[[models]]\nid = \"m\"\n[[models]]\nid = \"m\"", Err("each id once")),
-        ("[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1:1\"", Ok(())),
-        ("[[nodes]]\nid = \"a b\"\nurl = \"http://127.0.0.1:1\"", Err("nodes[0].id")),
-        ("[[nodes]]\nid = \"a\"\nurl = \"https://127.0.0.1:1\"", Err("nodes[0].url")),
-        ("[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1\"", Err("nodes[0].url")),
+        (
+            "[[models]]\nid = \"m\"\n[[models]]\nid = \"m\"",
+            Err("each id once"),
+        ),
+        (
+            "[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1:1\"",
+            Ok(()),
+        ),
+        (
+            "[[nodes]]\nid = \"a b\"\nurl = \"http://127.0.0.1:1\"",
+            Err("nodes[0].id"),
+        ),
+        (
+            "[[nodes]]\nid = \"a\"\nurl = \"https://127.0.0.1:1\"",
+            Err("nodes[0].url"),
+        ),
+        (
+            "[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1\"",
+            Err("nodes[0].url"),
+        ),
         (
             "[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1:1\"\nevents = \"127.0.0.1:2\"",
             Err("nodes[0].events"),
@@ -51,5 +72,8 @@ fn relative_paths_follow_the_file() {
     let text = "listen = \"127.0.0.1:0\"\ndata = \"d\"\n[[models]]\nid = \"m\"\ngguf = \"m.gguf\"";
     let config = Config::parse(text, Path::new("/etc/homing.toml")).expect("valid");
     assert_eq!(config.data, Path::new("/etc/d"));
-    assert_eq!(config.models[0].gguf.as_deref(), Some(Path::new("/etc/m.gguf")));
+    assert_eq!(
+        config.models[0].gguf.as_deref(),
+        Some(Path::new("/etc/m.gguf"))
+    );
 }

@@ -1,0 +1,102 @@
+//! What travels between the phases of one request?
+//!
+//! Who asked, how it is going, and what the one log line at the end will say. Guards in here give
+//! back what they hold when the request ends, in whatever way it ends.
+
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use crate::ledger::unix_ms;
+use crate::metrics::{GaugeGuard, Metrics};
+
+/// State of one request.
+pub struct Ctx {
+    /// When it arrived.
+    pub(crate) started: Instant,
+    /// The same, unix milliseconds.
+    pub(crate) t_ms: i64,
+    /// Its id: ours until the client's own is found to be usable.
+    pub(crate) request_id: String,
+    /// Ours, also the key of its usage record.
+    pub(crate) own_id: Uuid,
+    /// The endpoint, as metrics name it.
+    pub(crate) endpoint: &'static str,
+    /// The status the client saw; 0 if it was gone before it saw one.
+    pub(crate) status: u16,
+    /// What the log line says.
+    pub(crate) line: Line,
+    _in_flight: GaugeGuard,
+}
+
+/// Fields of the log line; empty where a request did not get so far.
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    pub(crate) tenant: String,
+    pub(crate) key_id: String,
+    pub(crate) model: String,
+    pub(crate) node: String,
+    pub(crate) route: &'static str,
+    pub(crate) session: String,
+    pub(crate) outcome: &'static str,
+    pub(crate) attempts: u32,
+    pub(crate) input: u64,
+    pub(crate) cached: u64,
+    pub(crate) expected_cached: u64,
+    pub(crate) output: u64,
+    pub(crate) ttft_ms: Option<u32>,
+    pub(crate) cause: Option<String>,
+}
+
+impl Ctx {
+    /// A request that arrives now.
+    pub(crate) fn new(metrics: &Metrics) -> Self {
+        let own_id = Uuid::now_v7();
+        Self {
+            started: Instant::now(),
+            t_ms: unix_ms(),
+            request_id: own_id.to_string(),
+            own_id,
+            endpoint: "unknown",
+            status: 0,
+            line: Line::default(),
+            _in_flight: GaugeGuard::new(&metrics.in_flight),
+        }
+    }
+
+    /// Milliseconds since it arrived.
+    pub(crate) fn elapsed_ms(&self) -> u32 {
+        whole_ms(self.started.elapsed())
+    }
+
+    /// The one line.
+    pub(crate) fn log(&self) {
+        let line = &self.line;
+        tracing::info!(
+            request_id = self.request_id,
+            endpoint = self.endpoint,
+            status = self.status,
+            tenant = line.tenant,
+            key = line.key_id,
+            session = line.session,
+            model = line.model,
+            node = line.node,
+            route = line.route,
+            outcome = line.outcome,
+            attempts = line.attempts,
+            input = line.input,
+            cached = line.cached,
+            expected_cached = line.expected_cached,
+            output = line.output,
+            ttft_ms = line.ttft_ms,
+            duration_ms = self.elapsed_ms(),
+            cause = line.cause,
+            "request"
+        );
+    }
+}
+
+/// Whole milliseconds, capped at seven weeks.
+pub(crate) fn whole_ms(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}

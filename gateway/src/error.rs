@@ -1,0 +1,187 @@
+//! What does a client read when the gateway itself says no?
+//!
+//! One table from kind to HTTP status, OpenAI's `type` and `code`. What the client reads
+//! ([`ApiError::message`]) and what the log says ([`ApiError::cause`]) are two fields: the first
+//! says what to do, the second may name files and addresses.
+//!
+//! Left out: errors that a node answers; they pass through as the node wrote them.
+
+use serde::Serialize;
+
+/// What went wrong, as far as anyone acts on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The body is not JSON, or not UTF-8.
+    InvalidJson,
+    /// A parameter has the wrong type or value.
+    InvalidValue,
+    /// A parameter is missing.
+    MissingParameter,
+    /// Prompt and requested output do not fit the model.
+    ContextLength,
+    /// No key, or one that does not exist.
+    InvalidApiKey,
+    /// No such path.
+    UnknownUrl,
+    /// No such model.
+    ModelNotFound,
+    /// The path exists, the method does not.
+    MethodNotAllowed,
+    /// The client stopped sending.
+    ClientTimeout,
+    /// The body is past the limit.
+    BodyTooLarge,
+    /// A `content-encoding` nobody asked for.
+    UnsupportedEncoding,
+    /// The headers are past the limit.
+    HeadersTooLarge,
+    /// Too many requests of one tenant at once.
+    RateLimited,
+    /// A bug of ours.
+    Internal,
+    /// Every node that was tried failed.
+    NodeFailed,
+    /// No node can serve the model now.
+    NoNode,
+    /// The gateway is stopping.
+    Stopping,
+    /// The usage record cannot be written.
+    LedgerUnavailable,
+    /// The node stayed silent for too long.
+    NodeTimeout,
+}
+
+/// One row of the table.
+#[derive(Debug)]
+struct Row {
+    status: u16,
+    r#type: &'static str,
+    code: Option<&'static str>,
+    /// Seconds to advise before a retry; none where a retry does not help.
+    retry_after_s: Option<u64>,
+}
+
+const REQUEST: &str = "invalid_request_error";
+const SERVER: &str = "server_error";
+
+impl ErrorKind {
+    fn row(self) -> Row {
+        let row = |status, r#type, code| Row {
+            status,
+            r#type,
+            code: Some(code),
+            retry_after_s: None,
+        };
+        let again = |status, r#type, code| Row {
+            retry_after_s: Some(1),
+            ..row(status, r#type, code)
+        };
+        match self {
+            Self::InvalidJson => row(400, REQUEST, "invalid_json"),
+            Self::InvalidValue => row(400, REQUEST, "invalid_value"),
+            Self::MissingParameter => row(400, REQUEST, "missing_required_parameter"),
+            Self::ContextLength => row(400, REQUEST, "context_length_exceeded"),
+            Self::InvalidApiKey => row(401, REQUEST, "invalid_api_key"),
+            Self::UnknownUrl => row(404, REQUEST, "unknown_url"),
+            Self::ModelNotFound => row(404, REQUEST, "model_not_found"),
+            Self::MethodNotAllowed => row(405, REQUEST, "method_not_allowed"),
+            Self::ClientTimeout => row(408, REQUEST, "request_timeout"),
+            Self::BodyTooLarge => row(413, REQUEST, "body_too_large"),
+            Self::UnsupportedEncoding => row(415, REQUEST, "unsupported_content_encoding"),
+            Self::HeadersTooLarge => row(431, REQUEST, "headers_too_large"),
+            Self::RateLimited => again(429, "requests", "rate_limit_exceeded"),
+            Self::Internal => row(500, SERVER, "internal_error"),
+            Self::NodeFailed => row(502, SERVER, "node_failed"),
+            Self::NoNode => again(503, SERVER, "no_node_available"),
+            Self::Stopping => again(503, SERVER, "gateway_stopping"),
+            Self::LedgerUnavailable => again(503, SERVER, "ledger_unavailable"),
+            Self::NodeTimeout => row(504, SERVER, "node_timeout"),
+        }
+    }
+
+    /// The HTTP status.
+    pub fn status(self) -> u16 {
+        self.row().status
+    }
+}
+
+/// An error on its way to the client.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// What to act on.
+    pub kind: ErrorKind,
+    /// What the client reads: what is wrong and what to do.
+    pub message: String,
+    /// The parameter at fault.
+    pub param: Option<String>,
+    /// What only the log says.
+    pub cause: Option<String>,
+    /// The methods that a path takes; for 405.
+    pub allow: Option<&'static str>,
+    /// Seconds for the `retry-after` header, where more is known than the kind says.
+    pub retry_after_s: Option<u64>,
+}
+
+impl ApiError {
+    /// An error with a message and nothing else.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            param: None,
+            cause: None,
+            allow: None,
+            retry_after_s: kind.row().retry_after_s,
+        }
+    }
+
+    /// An error about one parameter.
+    pub fn param(kind: ErrorKind, param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            param: Some(param.into()),
+            ..Self::new(kind, message)
+        }
+    }
+
+    /// A parameter with a wrong type or value.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::param(ErrorKind::InvalidValue, param, message)
+    }
+
+    /// The same error, with what the log is to say.
+    pub fn because(self, cause: impl ToString) -> Self {
+        Self {
+            cause: Some(cause.to_string()),
+            ..self
+        }
+    }
+
+    /// OpenAI's error object.
+    pub fn body(&self) -> String {
+        let row = self.kind.row();
+        let envelope = Envelope {
+            error: Body {
+                message: &self.message,
+                r#type: row.r#type,
+                param: self.param.as_deref(),
+                code: row.code,
+            },
+        };
+        // Strings and options of strings always serialise.
+        serde_json::to_string(&envelope).unwrap_or_default()
+    }
+}
+
+#[derive(Serialize)]
+struct Envelope<'a> {
+    error: Body<'a>,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    message: &'a str,
+    r#type: &'static str,
+    param: Option<&'a str>,
+    code: Option<&'static str>,
+}

@@ -1,0 +1,185 @@
+//! What does the gateway count?
+//!
+//! All metric names live in one enum; labels come from closed sets (configured models and nodes,
+//! dialects, statuses), so that no client can grow the registry. The admin interface renders it.
+
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    TextEncoder,
+};
+
+/// Every metric of the request path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Name {
+    Requests,
+    Tokens,
+    TimeToFirstToken,
+    Duration,
+    InFlight,
+    Waiting,
+    Retries,
+    PredictionError,
+    PromptMismatch,
+    UsageMissing,
+    PromptBlocks,
+    Routes,
+}
+
+impl Name {
+    fn text(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Requests => (
+                "homing_requests_total",
+                "Requests by endpoint and HTTP status",
+            ),
+            Self::Tokens => ("homing_tokens_total", "Billed tokens by model and class"),
+            Self::TimeToFirstToken => (
+                "homing_time_to_first_token_seconds",
+                "Arrival to the first generated text",
+            ),
+            Self::Duration => ("homing_request_duration_seconds", "Arrival to the end"),
+            Self::InFlight => ("homing_requests_in_flight", "Requests that have not ended"),
+            Self::Waiting => (
+                "homing_requests_waiting",
+                "Requests waiting for their tenant's turn",
+            ),
+            Self::Retries => (
+                "homing_retries_total",
+                "Attempts after the first, by node that failed",
+            ),
+            Self::PredictionError => (
+                "homing_cached_prediction_error_tokens",
+                "Expected against real cached tokens",
+            ),
+            Self::PromptMismatch => (
+                "homing_prompt_mismatch_total",
+                "Prompts whose token count or block hash the node disagrees with",
+            ),
+            Self::UsageMissing => (
+                "homing_usage_missing_total",
+                "Answers without a usage report",
+            ),
+            Self::PromptBlocks => (
+                "homing_prompt_blocks_total",
+                "Prompt blocks by whether their hash was known",
+            ),
+            Self::Routes => ("homing_routes_total", "Decisions by node and reason"),
+        }
+    }
+
+    fn opts(self) -> Opts {
+        let (name, help) = self.text();
+        Opts::new(name, help)
+    }
+}
+
+/// The handles; cheap to share.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// By endpoint and status.
+    pub(crate) requests: IntCounterVec,
+    /// By model and class (input, cached, output).
+    pub(crate) tokens: IntCounterVec,
+    /// By model.
+    pub(crate) time_to_first_token: HistogramVec,
+    /// By endpoint.
+    pub(crate) duration: HistogramVec,
+    /// Requests that have not ended.
+    pub(crate) in_flight: IntGauge,
+    /// Requests in a tenant's queue.
+    pub(crate) waiting: IntGauge,
+    /// By the node that failed.
+    pub(crate) retries: IntCounterVec,
+    /// |expected − real| cached tokens.
+    pub(crate) prediction_error: Histogram,
+    /// By node.
+    pub(crate) prompt_mismatch: IntCounterVec,
+    /// Answers without usage.
+    pub(crate) usage_missing: IntCounter,
+    /// By whether the hash was known.
+    pub(crate) prompt_blocks: IntCounterVec,
+    /// By node and reason.
+    pub(crate) routes: IntCounterVec,
+}
+
+/// 1 ms to about 2 minutes, doubling: TTFT spans a cache hit on a GPU and a long prefill on a CPU.
+const SECONDS: [f64; 18] = [
+    0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0,
+    32.0, 64.0, 128.0,
+];
+
+/// One block and its powers of four, up to a long context.
+const TOKENS: [f64; 9] = [
+    0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262_144.0,
+];
+
+impl Metrics {
+    /// Registers everything in a registry of its own.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let counters = |name: Name, labels: &[&str]| {
+            let metric = IntCounterVec::new(name.opts(), labels)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok::<_, prometheus::Error>(metric)
+        };
+        let seconds = |name: Name, labels: &[&str]| {
+            let opts = HistogramOpts::from(name.opts()).buckets(SECONDS.to_vec());
+            let metric = HistogramVec::new(opts, labels)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok::<_, prometheus::Error>(metric)
+        };
+        let gauge = |name: Name| {
+            let metric = IntGauge::with_opts(name.opts())?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok::<_, prometheus::Error>(metric)
+        };
+        let tokens = HistogramOpts::from(Name::PredictionError.opts()).buckets(TOKENS.to_vec());
+        let prediction_error = Histogram::with_opts(tokens)?;
+        registry.register(Box::new(prediction_error.clone()))?;
+        let usage_missing = IntCounter::with_opts(Name::UsageMissing.opts())?;
+        registry.register(Box::new(usage_missing.clone()))?;
+        Ok(Self {
+            requests: counters(Name::Requests, &["endpoint", "status"])?,
+            tokens: counters(Name::Tokens, &["model", "class"])?,
+            time_to_first_token: seconds(Name::TimeToFirstToken, &["model"])?,
+            duration: seconds(Name::Duration, &["endpoint"])?,
+            in_flight: gauge(Name::InFlight)?,
+            waiting: gauge(Name::Waiting)?,
+            retries: counters(Name::Retries, &["node"])?,
+            prediction_error,
+            prompt_mismatch: counters(Name::PromptMismatch, &["node"])?,
+            usage_missing,
+            prompt_blocks: counters(Name::PromptBlocks, &["known"])?,
+            routes: counters(Name::Routes, &["node", "reason"])?,
+            registry,
+        })
+    }
+
+    /// The registry, for other modules' metrics.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// Prometheus' text format.
+    pub fn render(&self) -> Result<String, prometheus::Error> {
+        TextEncoder::new().encode_to_string(&self.registry.gather())
+    }
+}
+
+/// Counts one up until it is dropped.
+#[derive(Debug)]
+pub(crate) struct GaugeGuard(IntGauge);
+
+impl GaugeGuard {
+    pub(crate) fn new(gauge: &IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for GaugeGuard {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

@@ -1,0 +1,330 @@
+//! How many tokens is this prompt, and what are its blocks called?
+//!
+//! Template, tokens and block hashes by the same code as the engine's, so that both agree on
+//! counts and names. Text that was seen before is not tokenised again (`SegmentCache`), and of a
+//! known conversation only the new blocks are hashed ([`ChainCache`]): hashing all of a 64 KB
+//! prompt costs about 0.2 ms, finding where it equals the last turn's about 0.005 ms.
+//!
+//! A model without a tokenizer file is *approximate*: its tokens are estimated and it has no
+//! chain, so that routes rest on sessions and load alone.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ::prompt::gguf::Header;
+use ::prompt::{ChatInput, PromptBuilder, SegmentCache};
+use cache_index::block::{BLOCK_TOKENS, BlockHash, Namespace, extend_chain};
+use lru::LruCache;
+
+use crate::api::PromptInput;
+use crate::config::Config;
+use crate::error::{ApiError, ErrorKind};
+
+/// Text and tokens remembered per model. A system prompt with tools is some 50 KB; this holds
+/// the prompts of a thousand conversations.
+const SEGMENT_BYTES_MAX: usize = 256 << 20;
+/// Tokens remembered with their chains over all conversations: five bytes each, 80 MB.
+const CHAIN_TOKENS_MAX: usize = 16 << 20;
+/// Bytes a token stands for where no tokenizer is known: English text has about four.
+const BYTES_PER_TOKEN_ESTIMATE: usize = 4;
+
+/// The configured models and how their prompts are made.
+pub struct Prompts {
+    models: Vec<Arc<Model>>,
+    by_id: HashMap<Arc<str>, Arc<Model>>,
+    chains: ChainCache,
+}
+
+/// One model.
+pub(crate) struct Model {
+    /// Its id.
+    pub(crate) id: Arc<str>,
+    exact: Option<(PromptBuilder, SegmentCache)>,
+}
+
+/// A model file could not be used.
+#[derive(Debug, thiserror::Error)]
+#[error("model '{id}', file {path}: {why}")]
+pub struct PromptsError {
+    id: String,
+    path: PathBuf,
+    why: String,
+}
+
+/// A prompt, ready for routing.
+#[derive(Debug, Clone)]
+pub(crate) struct Planned {
+    /// Its length.
+    pub(crate) tokens: u64,
+    /// Its full blocks; empty where the model is approximate.
+    pub(crate) chain: Arc<Known>,
+    /// Whether the length and the blocks are the engine's own.
+    pub(crate) exact: bool,
+}
+
+impl Planned {
+    /// The hash of the last full block, as the engine's header has it.
+    pub(crate) fn last_block(&self) -> String {
+        self.chain
+            .hashes
+            .last()
+            .map(ToString::to_string)
+            .unwrap_or_default()
+    }
+}
+
+impl Prompts {
+    /// Reads tokenizer and template of every configured model.
+    pub fn load(config: &Config) -> Result<Self, PromptsError> {
+        let mut models = Vec::new();
+        for model in &config.models {
+            let exact = match &model.gguf {
+                None => None,
+                Some(path) => {
+                    let failed = |why: String| PromptsError {
+                        id: model.id.clone(),
+                        path: path.clone(),
+                        why,
+                    };
+                    let file = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
+                    let header = Header::parse(&file).map_err(|error| failed(error.to_string()))?;
+                    let builder = PromptBuilder::from_gguf(&header)
+                        .map_err(|error| failed(error.to_string()))?;
+                    Some((builder, SegmentCache::new(SEGMENT_BYTES_MAX)))
+                }
+            };
+            models.push(Arc::new(Model {
+                id: model.id.as_str().into(),
+                exact,
+            }));
+        }
+        let by_id = models
+            .iter()
+            .map(|model| (Arc::clone(&model.id), Arc::clone(model)))
+            .collect();
+        Ok(Self {
+            models,
+            by_id,
+            chains: ChainCache::new(CHAIN_TOKENS_MAX),
+        })
+    }
+
+    /// A model by its id.
+    pub(crate) fn model(&self, id: &str) -> Option<&Arc<Model>> {
+        self.by_id.get(id)
+    }
+
+    /// All models, in the configuration's order.
+    pub(crate) fn models(&self) -> impl Iterator<Item = &Arc<Model>> {
+        self.models.iter()
+    }
+
+    /// Tokens and block hashes of a prompt. `conversation` names what it probably continues.
+    pub(crate) fn plan(
+        &self,
+        model: &Model,
+        salt: &str,
+        conversation: u128,
+        input: &PromptInput,
+        unix_seconds: i64,
+    ) -> Result<(Planned, Hashed), ApiError> {
+        let Some((builder, segments)) = &model.exact else {
+            let tokens = estimate(input);
+            let planned = Planned {
+                tokens,
+                chain: Arc::default(),
+                exact: false,
+            };
+            return Ok((planned, Hashed::default()));
+        };
+        let tokens = match input {
+            PromptInput::Text(text) => builder.completion(text, segments),
+            PromptInput::Chat {
+                messages,
+                tools,
+                template_kwargs,
+            } => {
+                let input = ChatInput {
+                    messages,
+                    tools: tools.as_ref(),
+                    template_kwargs: template_kwargs.as_ref(),
+                    unix_seconds,
+                };
+                builder.chat(&input, segments).map_err(|error| {
+                    ApiError::param(ErrorKind::InvalidValue, error.param(), error.to_string())
+                })?
+            }
+        };
+        let count = tokens.len() as u64;
+        let namespace = Namespace::new(&model.id, None, Some(salt));
+        // The salt is part of the key: a conversation whose cache scope changed starts anew.
+        let key = conversation_key(&model.id, salt, conversation);
+        let (chain, hashed) = self.chains.extend(key, &namespace, tokens);
+        Ok((
+            Planned {
+                tokens: count,
+                chain,
+                exact: true,
+            },
+            hashed,
+        ))
+    }
+}
+
+fn estimate(input: &PromptInput) -> u64 {
+    let bytes = match input {
+        PromptInput::Text(text) => text.len(),
+        PromptInput::Chat {
+            messages, tools, ..
+        } => {
+            let length = |value: &serde_json::Value| value.to_string().len();
+            messages.iter().map(length).sum::<usize>() + tools.as_ref().map_or(0, length)
+        }
+    };
+    (bytes.div_ceil(BYTES_PER_TOKEN_ESTIMATE)) as u64
+}
+
+fn conversation_key(model: &str, salt: &str, conversation: u128) -> u128 {
+    let mut hasher = blake3::Hasher::new();
+    hasher
+        .update(&(model.len() as u64).to_le_bytes())
+        .update(model.as_bytes());
+    hasher
+        .update(salt.as_bytes())
+        .update(&conversation.to_le_bytes());
+    let mut half = [0; 16];
+    half.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    u128::from_le_bytes(half)
+}
+
+/// A prompt's tokens and the hashes of its full blocks.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Known {
+    tokens: Vec<u32>,
+    /// One per full block.
+    pub(crate) hashes: Vec<BlockHash>,
+}
+
+/// How many blocks were hashed, and how many were known.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hashed {
+    pub(crate) new: usize,
+    pub(crate) known: usize,
+}
+
+/// The last prompt of each conversation, within a bound of tokens.
+struct ChainCache {
+    inner: Mutex<Inner>,
+    tokens_max: usize,
+}
+
+struct Inner {
+    prompts: LruCache<u128, Arc<Known>>,
+    tokens: usize,
+}
+
+impl ChainCache {
+    fn new(tokens_max: usize) -> Self {
+        // The bound is in tokens; the number of entries follows from it.
+        Self {
+            inner: Mutex::new(Inner {
+                prompts: LruCache::unbounded(),
+                tokens: 0,
+            }),
+            tokens_max,
+        }
+    }
+
+    /// The chain of `tokens`, reusing what equals the conversation's last prompt.
+    fn extend(&self, key: u128, namespace: &Namespace, tokens: Vec<u32>) -> (Arc<Known>, Hashed) {
+        let before = self.lock().prompts.get(&key).cloned().unwrap_or_default();
+        let shared = shared_blocks(&before.tokens, &tokens);
+        let mut hashes = Vec::with_capacity(tokens.len() / BLOCK_TOKENS);
+        hashes.extend_from_slice(&before.hashes[..shared]);
+        let parent = hashes.last().copied().unwrap_or(BlockHash::ROOT);
+        hashes.extend(extend_chain(
+            namespace,
+            parent,
+            &tokens[shared * BLOCK_TOKENS..],
+        ));
+        let hashed = Hashed {
+            new: hashes.len() - shared,
+            known: shared,
+        };
+        let known = Arc::new(Known { tokens, hashes });
+        self.remember(key, Arc::clone(&known));
+        (known, hashed)
+    }
+
+    fn remember(&self, key: u128, known: Arc<Known>) {
+        let mut inner = self.lock();
+        inner.tokens += known.tokens.len();
+        if let Some(old) = inner.prompts.put(key, known) {
+            inner.tokens -= old.tokens.len();
+        }
+        while inner.tokens > self.tokens_max {
+            let Some((_, old)) = inner.prompts.pop_lru() else {
+                break;
+            };
+            inner.tokens -= old.tokens.len();
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn shared_blocks(old: &[u32], new: &[u32]) -> usize {
+    let (old, _) = old.as_chunks::<BLOCK_TOKENS>();
+    let (new, _) = new.as_chunks::<BLOCK_TOKENS>();
+    old.iter().zip(new).take_while(|(a, b)| a == b).count()
+}
+
+#[cfg(test)]
+mod tests {
+    //! Catches a chain that differs from hashing the whole prompt, and a cache past its bound.
+    use super::*;
+    use cache_index::block::hash_chain;
+
+    #[test]
+    fn a_reused_chain_equals_a_fresh_one() {
+        let cache = ChainCache::new(1000);
+        let namespace = Namespace::new("m", None, Some("s"));
+        let base: Vec<u32> = (0..200).collect();
+        let mut forked = base.clone();
+        forked[40] = 7;
+        for (tokens, known) in [
+            (base[..100].to_vec(), 0),
+            (base.clone(), 6),
+            (forked, 2),
+            (base[..20].to_vec(), 1),
+            (Vec::new(), 0),
+        ] {
+            let fresh = hash_chain(&namespace, &tokens);
+            let (chain, hashed) = cache.extend(1, &namespace, tokens);
+            assert_eq!(chain.hashes, fresh);
+            assert_eq!(
+                hashed,
+                Hashed {
+                    new: fresh.len() - known,
+                    known
+                }
+            );
+        }
+    }
+
+    #[test]
+    fn the_oldest_conversations_go_first() {
+        let cache = ChainCache::new(100);
+        let namespace = Namespace::new("m", None, None);
+        for key in 0..10 {
+            cache.extend(key, &namespace, vec![1; 40]);
+            let inner = cache.lock();
+            assert!(inner.tokens <= 100);
+            assert_eq!(inner.tokens, inner.prompts.len() * 40);
+        }
+        assert!(cache.lock().prompts.contains(&9));
+    }
+}

@@ -1,0 +1,264 @@
+//! The table of contents: what happens to a request in each phase of Pingora's.
+//!
+//! Only three phases are used. `early_request_filter` bounds what came; `request_filter` answers
+//! every request itself and forwards turns through a connector of ours, because Pingora's own
+//! forwarding can replay no body past 64 KiB, hold back no bytes for the ledger and retry no
+//! stream; `logging` writes the one line.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use async_trait::async_trait;
+use pingora::proxy::{ProxyHttp, Session};
+use pingora::upstreams::peer::HttpPeer;
+use pingora::{Error, ErrorType, Result};
+use policies::pick::Params;
+use policies::price::PriceBook;
+use policies::retry::Budget;
+
+use crate::admit::Gates;
+use crate::api::models::{self, ModelObject};
+use crate::api::{Endpoint, endpoint};
+use crate::config::Config;
+use crate::ctx::Ctx;
+use crate::error::{ApiError, ErrorKind};
+use crate::fleet::Fleet;
+use crate::identify::identify;
+use crate::ledger::Ledger;
+use crate::metrics::Metrics;
+use crate::prompt::Prompts;
+use crate::secrets::{self, SecretError, Secrets};
+use crate::session::Bindings;
+use crate::store::Store;
+use crate::tasks::{Phase, Tasks};
+use crate::turn::{self, Over};
+use crate::upstream::Upstream;
+use crate::{read, respond, route};
+
+/// How long an idle client connection is kept, seconds. Agents think for tens of seconds.
+const CLIENT_IDLE_S: u64 = 120;
+
+/// What a gateway is made of.
+pub struct GatewayParts {
+    /// What the operator decided.
+    pub config: Arc<Config>,
+    /// Tenants and keys.
+    pub store: Arc<Store>,
+    /// The journal of usage records.
+    pub ledger: Arc<Ledger>,
+    /// The nodes.
+    pub fleet: Arc<Fleet>,
+    /// Background work and the state of the process.
+    pub tasks: Tasks,
+    /// The fleet's and the nodes' secrets.
+    pub secrets: Arc<Secrets>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Tokenizers and templates.
+    pub prompts: Prompts,
+}
+
+/// One gateway.
+pub struct Gateway {
+    pub(crate) config: Arc<Config>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) tasks: Tasks,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) prompts: Prompts,
+    pub(crate) salts: Salts,
+    pub(crate) gates: Gates,
+    pub(crate) bindings: Bindings,
+    pub(crate) upstream: Upstream,
+    pub(crate) prices: PriceBook,
+    pub(crate) policy: Params,
+    pub(crate) retry_budget: Mutex<Budget>,
+}
+
+impl Gateway {
+    /// Puts a gateway together; the only thing that can fail is reading the node token.
+    pub fn new(parts: GatewayParts) -> Result<Self, SecretError> {
+        let GatewayParts {
+            config,
+            store,
+            ledger,
+            fleet,
+            tasks,
+            secrets,
+            metrics,
+            prompts,
+        } = parts;
+        let token = match &config.node_token_file {
+            Some(file) => secrets::read(file)?,
+            None => secrets.node_token().to_owned(),
+        };
+        Ok(Self {
+            gates: Gates::new(&config.limits, metrics.waiting.clone()),
+            bindings: Bindings::new(),
+            upstream: Upstream::new(Some(&token), config.limits.request_timeout),
+            prices: config.price_book(),
+            policy: config.policy_params(),
+            retry_budget: Mutex::new(Budget::default()),
+            salts: Salts {
+                secrets,
+                known: RwLock::new(HashMap::new()),
+            },
+            config,
+            store,
+            ledger,
+            fleet,
+            tasks,
+            metrics,
+            prompts,
+        })
+    }
+
+    async fn serve(&self, session: &mut Session, ctx: &mut Ctx) -> Result<Over, ApiError> {
+        let request = session.req_header();
+        let path = request.uri.path().to_owned();
+        match endpoint(&request.method, &path)? {
+            Endpoint::Health => self.health(session, ctx).await,
+            Endpoint::Models => self.models(session, ctx).await,
+            Endpoint::Model(id) => self.model(session, ctx, id).await,
+            Endpoint::Turn(dialect) => {
+                ctx.endpoint = dialect.as_str();
+                let budget = self.retry_budget.lock();
+                budget.unwrap_or_else(PoisonError::into_inner).on_request();
+                turn::run(self, session.as_downstream_mut(), ctx, dialect).await
+            }
+        }
+    }
+
+    /// Well as long as it takes requests; whether nodes are well is in the admin interface.
+    async fn health(&self, session: &mut Session, ctx: &mut Ctx) -> Result<Over, ApiError> {
+        ctx.endpoint = "health";
+        if self.tasks.drain().phase() != Phase::Running {
+            return Err(ApiError::new(
+                ErrorKind::Stopping,
+                "The gateway is stopping.",
+            ));
+        }
+        let body = r#"{"status":"ok"}"#.to_owned();
+        self.answer(session, ctx, body).await
+    }
+
+    async fn models(&self, session: &mut Session, ctx: &mut Ctx) -> Result<Over, ApiError> {
+        ctx.endpoint = "models";
+        identify(&self.store, &session.req_header().headers)?;
+        let list: Vec<_> = self
+            .prompts
+            .models()
+            .map(|model| ModelObject::new(&model.id, route::context_max(&self.fleet, &model.id)))
+            .collect();
+        self.answer(session, ctx, models::list(&list)).await
+    }
+
+    async fn model(
+        &self,
+        session: &mut Session,
+        ctx: &mut Ctx,
+        id: &str,
+    ) -> Result<Over, ApiError> {
+        ctx.endpoint = "models";
+        identify(&self.store, &session.req_header().headers)?;
+        let model = self
+            .prompts
+            .model(id)
+            .ok_or_else(|| models::unknown(id, self.prompts.models().map(|model| &*model.id)))?;
+        let object = ModelObject::new(&model.id, route::context_max(&self.fleet, &model.id));
+        let body = serde_json::to_string(&object)
+            .map_err(|error| ApiError::new(ErrorKind::Internal, error.to_string()))?;
+        self.answer(session, ctx, body).await
+    }
+
+    async fn answer(
+        &self,
+        session: &mut Session,
+        ctx: &mut Ctx,
+        body: String,
+    ) -> Result<Over, ApiError> {
+        match respond::json(session.as_downstream_mut(), ctx, 200, body).await {
+            Ok(()) => Ok(Over::Answered),
+            Err(_) => Ok(Over::ClientGone),
+        }
+    }
+}
+
+#[async_trait]
+impl ProxyHttp for Gateway {
+    type CTX = Ctx;
+
+    fn new_ctx(&self) -> Ctx {
+        Ctx::new(&self.metrics)
+    }
+
+    async fn early_request_filter(&self, session: &mut Session, _ctx: &mut Ctx) -> Result<()> {
+        session.set_keepalive(Some(CLIENT_IDLE_S));
+        // Bytes of a next request must neither get lost nor look like a client that left.
+        session.as_downstream_mut().set_pipelining_enabled(true);
+        session.set_write_timeout(Some(self.config.limits.client_timeout));
+        Ok(())
+    }
+
+    async fn request_filter(&self, session: &mut Session, ctx: &mut Ctx) -> Result<bool> {
+        let over = match read::check_headers(&session.req_header().headers, &self.config.limits) {
+            Ok(()) => self.serve(session, ctx).await,
+            Err(error) => Err(error),
+        };
+        if self.tasks.drain().phase() != Phase::Running {
+            session.set_keepalive(None);
+        }
+        match over {
+            Ok(Over::Answered) => {}
+            Ok(Over::ClientGone) => session.set_keepalive(None),
+            Err(error) => {
+                let client = session.as_downstream_mut();
+                if respond::error(client, ctx, error).await.is_err() {
+                    session.set_keepalive(None);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    async fn logging(&self, _session: &mut Session, _error: Option<&Error>, ctx: &mut Ctx) {
+        let status = ctx.status.to_string();
+        self.metrics
+            .requests
+            .with_label_values(&[ctx.endpoint, &status])
+            .inc();
+        let seconds = ctx.started.elapsed().as_secs_f64();
+        self.metrics
+            .duration
+            .with_label_values(&[ctx.endpoint])
+            .observe(seconds);
+        ctx.log();
+    }
+
+    async fn upstream_peer(&self, _session: &mut Session, _ctx: &mut Ctx) -> Result<Box<HttpPeer>> {
+        // `request_filter` answers everything; Pingora never gets as far as forwarding.
+        Err(Error::new(ErrorType::InternalError))
+    }
+}
+
+/// The cache salt of each scope, computed once and told to the index.
+pub(crate) struct Salts {
+    secrets: Arc<Secrets>,
+    known: RwLock<HashMap<Arc<str>, Arc<str>>>,
+}
+
+impl Salts {
+    /// The salt of a cache scope.
+    pub(crate) fn of(&self, scope: &Arc<str>, fleet: &Fleet) -> Arc<str> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(salt) = known.get(scope) {
+            return Arc::clone(salt);
+        }
+        drop(known);
+        let salt: Arc<str> = self.secrets.cache_salt(scope).into();
+        fleet.issue_salt(&salt);
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(known.entry(Arc::clone(scope)).or_insert(salt))
+    }
+}

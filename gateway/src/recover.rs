@@ -1,0 +1,253 @@
+//! What happens until a turn has its answer?
+//!
+//! Choose a node, count the load, send, relay; when that fails before the client has seen a byte,
+//! ask the retry policy and try elsewhere. Ends with the record settled in every case.
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use cache_index::ids::NodeId;
+use policies::price::Usage;
+use policies::retry::{Attempts, Outcome, RetryParams, Verdict, after_failure};
+
+use crate::error::{ApiError, ErrorKind};
+use crate::ledger::Status;
+use crate::relay::{Answer, End, Flow, Refusal, Waited, failure, relay, watched};
+use crate::route::{Chosen, Question, choose};
+use crate::session::Known;
+use crate::upstream::NodeRequest;
+
+/// A failed attempt, kept until another one succeeds or the client has to hear of it.
+enum Failed {
+    /// The node answered, with a no.
+    Refusal(Refusal),
+    /// There is no answer.
+    Nothing(Outcome, String),
+}
+
+/// Runs attempts until one ends the turn.
+pub(crate) async fn run(flow: &mut Flow<'_>, first: Chosen, known: &Known) -> End {
+    let params = RetryParams::default();
+    let deadline = Instant::now() + flow.gateway.config.limits.request_timeout;
+    let mut excluded: Vec<NodeId> = Vec::new();
+    let mut chosen = first;
+    loop {
+        flow.ctx.line.attempts += 1;
+        let node = chosen.node.clone();
+        let failed = match attempt(flow, chosen).await {
+            Ok(End::Retry(outcome, cause)) => Failed::Nothing(outcome, cause),
+            Ok(end) => return end,
+            Err(failed) => failed,
+        };
+        if let Some(why) = failure(failed.outcome()) {
+            flow.gateway.fleet.failed(&node, why);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let attempts = Attempts {
+            made: flow.ctx.line.attempts,
+            left_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+        };
+        let verdict = {
+            let mut budget = flow
+                .gateway
+                .retry_budget
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            after_failure(
+                failed.outcome(),
+                attempts,
+                &params,
+                &mut budget,
+                rand::random(),
+            )
+        };
+        let Verdict::Again { after_ms } = verdict else {
+            return give_up(flow, failed).await;
+        };
+        excluded.push(node.id.clone());
+        let pause = tokio::time::sleep(Duration::from_millis(after_ms));
+        match watched(flow.client, &mut flow.stopping, pause).await {
+            Waited::Done(()) => {}
+            Waited::ClientGone => return cancelled(flow),
+            Waited::Stopping => return give_up(flow, failed).await,
+        }
+        match rechoose(flow, known, &excluded) {
+            // The last failure says more than "no other node is left".
+            None => return give_up(flow, failed).await,
+            Some(next) => {
+                tracing::warn!(
+                    request_id = flow.ctx.request_id,
+                    node = %node.id,
+                    cause = failed.cause(),
+                    "an attempt failed and is made again elsewhere"
+                );
+                flow.gateway
+                    .metrics
+                    .retries
+                    .with_label_values(&[node.id.as_str()])
+                    .inc();
+                chosen = next;
+            }
+        }
+    }
+}
+
+fn rechoose(flow: &Flow<'_>, known: &Known, excluded: &[NodeId]) -> Option<Chosen> {
+    let job = flow.job;
+    let question = Question {
+        model: &job.model,
+        prompt: &job.prompt,
+        session: &job.session,
+        known,
+        output_tokens: job.output_tokens_expected,
+        excluded,
+    };
+    let gateway = flow.gateway;
+    choose(
+        &gateway.fleet,
+        &gateway.bindings,
+        &gateway.policy,
+        &question,
+    )
+    .ok()
+}
+
+/// One attempt at one node.
+async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
+    let (gateway, job) = (flow.gateway, flow.job);
+    let node = chosen.node.clone();
+    note(flow, &chosen);
+    let uncached = job
+        .prompt
+        .tokens
+        .saturating_sub(chosen.decision.expected_cached_tokens);
+    let load = gateway
+        .fleet
+        .dispatch(&node, uncached, job.output_tokens_expected);
+    let request = NodeRequest {
+        path: job.dialect.path(),
+        request_id: &flow.ctx.request_id,
+        body: job.body.clone(),
+    };
+    let send = gateway.upstream.send(&node, &request);
+    let exchange = match watched(flow.client, &mut flow.stopping, send).await {
+        Waited::Done(Ok(exchange)) => exchange,
+        Waited::Done(Err(error)) => return Err(Failed::Nothing(error.outcome, error.cause)),
+        Waited::ClientGone => return Ok(cancelled(flow)),
+        Waited::Stopping => {
+            return Ok(End::Refused(ApiError::new(
+                ErrorKind::Stopping,
+                "The gateway is being stopped. Try again.",
+            )));
+        }
+    };
+    let status = exchange.status();
+    let answer = Answer {
+        exchange,
+        chosen,
+        load,
+    };
+    if !(200..300).contains(&status) {
+        return match Refusal::read(flow, answer).await {
+            Ok(refusal) => Err(Failed::Refusal(refusal)),
+            Err(End::Retry(outcome, cause)) => Err(Failed::Nothing(outcome, cause)),
+            Err(end) => Ok(end),
+        };
+    }
+    compare(flow, &answer);
+    // Bound from its first answer on, so that a session's parallel turns stay together.
+    gateway
+        .bindings
+        .bind(job.session.key, &node.id, None, Instant::now());
+    Ok(relay(flow, answer).await)
+}
+
+/// What the record and the log line say of the route.
+fn note(flow: &mut Flow<'_>, chosen: &Chosen) {
+    let (id, reason) = (chosen.node.id.as_str(), chosen.decision.reason.as_str());
+    flow.bill.at_node(id);
+    id.clone_into(&mut flow.ctx.line.node);
+    flow.ctx.line.route = reason;
+    flow.ctx.line.expected_cached = chosen.decision.expected_cached_tokens;
+    flow.gateway
+        .metrics
+        .routes
+        .with_label_values(&[id, reason])
+        .inc();
+}
+
+/// Compares our count and last block with the node's, where it tells.
+fn compare(flow: &Flow<'_>, answer: &Answer) {
+    let prompt = &flow.job.prompt;
+    if !prompt.exact {
+        return;
+    }
+    let tokens = answer.exchange.header("x-node-prompt-tokens");
+    let block = answer.exchange.header("x-node-last-block");
+    let same_tokens = tokens.is_none_or(|tokens| tokens.parse() == Ok(prompt.tokens));
+    let same_block = block.is_none_or(|block| block == prompt.last_block());
+    if same_tokens && same_block {
+        return;
+    }
+    let node = answer.chosen.node.id.as_str();
+    flow.gateway
+        .metrics
+        .prompt_mismatch
+        .with_label_values(&[node])
+        .inc();
+    tracing::warn!(
+        request_id = flow.ctx.request_id,
+        node,
+        ours = prompt.tokens,
+        theirs = tokens,
+        same_block,
+        "gateway and node disagree about a prompt"
+    );
+}
+
+/// The client left before a byte was relayed. The node has computed for it, so the prompt counts.
+fn cancelled(flow: &mut Flow<'_>) -> End {
+    let usage = Usage {
+        input: flow.job.prompt.tokens,
+        cached: flow.ctx.line.expected_cached,
+        output: 0,
+    };
+    flow.settle_quietly(Status::Cancelled, usage);
+    End::ClientGone
+}
+
+/// No further attempt: the client hears of the last failure.
+async fn give_up(flow: &mut Flow<'_>, failed: Failed) -> End {
+    match failed {
+        Failed::Refusal(refusal) => refusal.answer(flow).await,
+        Failed::Nothing(outcome, cause) => {
+            let error = match outcome {
+                Outcome::TimeoutBeforeFirstByte => ApiError::new(
+                    ErrorKind::NodeTimeout,
+                    "The node did not answer in time. Try again, or ask for less at once.",
+                ),
+                _ => ApiError::new(
+                    ErrorKind::NodeFailed,
+                    "The node failed before it answered, and no other could take over. Try again.",
+                ),
+            };
+            End::Refused(error.because(cause))
+        }
+    }
+}
+
+impl Failed {
+    fn outcome(&self) -> Outcome {
+        match self {
+            Self::Refusal(refusal) => refusal.outcome(),
+            Self::Nothing(outcome, _) => *outcome,
+        }
+    }
+
+    fn cause(&self) -> String {
+        match self {
+            Self::Refusal(refusal) => refusal.cause(),
+            Self::Nothing(_, cause) => cause.clone(),
+        }
+    }
+}

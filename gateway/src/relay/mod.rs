@@ -1,0 +1,236 @@
+//! How does a node's answer reach the client?
+//!
+//! Whole answers ([`whole`]) and streams ([`stream`]) share this: while the gateway waits for the
+//! node, it watches the client and its own shutdown, so that a client that leaves closes the
+//! node's connection at once. Nothing is written to the client before the node's first byte of
+//! answer, so until then another node can take over ([`End::Retry`]).
+
+pub(crate) mod chunk;
+mod refusal;
+mod sse;
+mod stream;
+mod whole;
+
+use std::future::Future;
+use std::pin::Pin;
+
+use pingora::http::ResponseHeader;
+use pingora::protocols::http::ServerSession;
+use policies::price::Usage;
+use policies::retry::Outcome;
+
+pub(crate) use refusal::Refusal;
+
+use crate::api::Delivery;
+use crate::ctx::Ctx;
+use crate::error::{ApiError, ErrorKind};
+use crate::fleet::{Failure, InFlight};
+use crate::ledger::Status;
+use crate::proxy::Gateway;
+use crate::respond;
+use crate::route::Chosen;
+use crate::settle::Bill;
+use crate::turn::Job;
+use crate::upstream::Exchange;
+
+/// Everything an attempt works with.
+pub(crate) struct Flow<'a> {
+    pub(crate) gateway: &'a Gateway,
+    pub(crate) client: &'a mut ServerSession,
+    pub(crate) ctx: &'a mut Ctx,
+    pub(crate) job: &'a Job<'a>,
+    pub(crate) bill: &'a mut Bill,
+    /// Resolves when the gateway's grace period is over.
+    pub(crate) stopping: Pin<&'a mut (dyn Future<Output = ()> + Send + 'a)>,
+}
+
+/// An answer that has begun.
+pub(crate) struct Answer {
+    pub(crate) exchange: Exchange,
+    pub(crate) chosen: Chosen,
+    pub(crate) load: InFlight,
+}
+
+/// How an attempt ended.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// The client has the answer and the record is written.
+    Answered,
+    /// Nothing was relayed; another node may do better.
+    Retry(Outcome, String),
+    /// The client left; the record says so.
+    ClientGone,
+    /// The answer broke off after its beginning; the client was told and the record says so.
+    Cut(String),
+    /// The gateway refuses by itself.
+    Refused(ApiError),
+}
+
+/// What ended a wait.
+pub(crate) enum Waited<T> {
+    /// The work is done.
+    Done(T),
+    /// The client closed its connection.
+    ClientGone,
+    /// The gateway has to stop.
+    Stopping,
+}
+
+/// Waits for `work` for as long as the client waits too.
+pub(crate) async fn watched<T>(
+    client: &mut ServerSession,
+    stopping: &mut Pin<&mut (dyn Future<Output = ()> + Send + '_)>,
+    work: impl Future<Output = T>,
+) -> Waited<T> {
+    tokio::select! {
+        // The work first: an answer that is there is relayed even if the client has just left.
+        biased;
+        done = work => Waited::Done(done),
+        // Bytes of a next request are kept (pipelining is on), so this resolves on a close only.
+        _ = client.read_body_or_idle(true) => Waited::ClientGone,
+        () = stopping => Waited::Stopping,
+    }
+}
+
+/// Relays a successful answer.
+pub(crate) async fn relay(flow: &mut Flow<'_>, answer: Answer) -> End {
+    let streamed = answer
+        .exchange
+        .header("content-type")
+        .is_some_and(|kind| kind.trim_start().starts_with("text/event-stream"));
+    match (streamed, flow.job.delivery) {
+        (true, Delivery::Stream | Delivery::StreamWithUsage) => stream::run(flow, answer).await,
+        (false, _) => whole::run(flow, answer).await,
+        (true, Delivery::Whole) => {
+            let cause = "the node streamed where one object was asked for".to_owned();
+            End::Retry(Outcome::BadAnswer, cause)
+        }
+    }
+}
+
+impl Flow<'_> {
+    /// The head of the client's answer: what the gateway knows of the route, nothing of the
+    /// node's own headers.
+    fn head(
+        &self,
+        chosen: &Chosen,
+        content_type: &str,
+        length: Option<usize>,
+    ) -> pingora::Result<ResponseHeader> {
+        let mut head = respond::head(self.ctx, 200, content_type, length)?;
+        self.explain(&mut head, chosen)?;
+        Ok(head)
+    }
+
+    /// Adds the headers that explain the route.
+    pub(crate) fn explain(
+        &self,
+        head: &mut ResponseHeader,
+        chosen: &Chosen,
+    ) -> pingora::Result<()> {
+        head.insert_header("x-homing-node", chosen.node.id.as_str())?;
+        head.insert_header("x-homing-route", chosen.decision.reason.as_str())?;
+        let expected = chosen.decision.expected_cached_tokens;
+        head.insert_header("x-homing-expected-cached", expected.to_string())?;
+        if self.job.debug {
+            head.insert_header("x-homing-prompt-tokens", self.job.prompt.tokens.to_string())?;
+            head.insert_header("x-homing-last-block", self.job.prompt.last_block())?;
+        }
+        Ok(())
+    }
+
+    /// The tokens of an answer whose node did not report them (yet).
+    fn estimated(&self, answer: &Answer, output: u64) -> Usage {
+        let told = answer
+            .exchange
+            .header("x-node-prompt-tokens")
+            .and_then(|text| text.parse().ok());
+        let input: u64 = told.unwrap_or(self.job.prompt.tokens);
+        let cached = answer
+            .chosen
+            .decision
+            .expected_cached_tokens
+            .min(input.saturating_sub(1));
+        Usage {
+            input,
+            cached,
+            output,
+        }
+    }
+
+    /// Writes the final record.
+    fn settle(&mut self, status: Status, usage: Usage) -> Result<(), ApiError> {
+        let Self {
+            gateway, ctx, bill, ..
+        } = self;
+        bill.settle(&gateway.prices, &gateway.metrics, ctx, (status, usage)).map_err(|error| {
+            let message =
+                "The usage of this request could not be recorded, so its end is withheld. Try again.";
+            ApiError::new(ErrorKind::LedgerUnavailable, message).because(error)
+        })
+    }
+
+    /// Writes the final record where nobody is left to tell about a failure to do so.
+    pub(crate) fn settle_quietly(&mut self, status: Status, usage: Usage) {
+        if let Err(error) = self.settle(status, usage) {
+            tracing::error!(
+                request_id = self.ctx.request_id,
+                cause = error.cause,
+                "a record was not written"
+            );
+        }
+    }
+
+    /// The answer is complete: what is learnt from it.
+    fn learn(&mut self, answer: &Answer, usage: Option<Usage>) {
+        let node = &answer.chosen.node;
+        self.gateway.fleet.succeeded(node);
+        let output = usage.map(|usage| usage.output);
+        let session = self.job.session.key;
+        self.gateway
+            .bindings
+            .bind(session, &node.id, output, std::time::Instant::now());
+        match usage {
+            Some(usage) => {
+                let expected = answer.chosen.decision.expected_cached_tokens;
+                // Token counts stay far below 2^52.
+                self.gateway
+                    .metrics
+                    .prediction_error
+                    .observe(expected.abs_diff(usage.cached) as f64);
+            }
+            None => self.gateway.metrics.usage_missing.inc(),
+        }
+    }
+
+    /// The first generated text: prefill is over.
+    fn first_text(&mut self, answer: &mut Answer) {
+        if self.ctx.line.ttft_ms.is_some() {
+            return;
+        }
+        answer.load.first_token();
+        self.ctx.line.ttft_ms = Some(self.ctx.elapsed_ms());
+        let seconds = self.ctx.started.elapsed().as_secs_f64();
+        self.gateway
+            .metrics
+            .time_to_first_token
+            .with_label_values(&[&self.job.model])
+            .observe(seconds);
+    }
+}
+
+/// What the fleet's breaker is told of an outcome.
+pub(crate) fn failure(outcome: Outcome) -> Option<Failure> {
+    if !outcome.is_node_fault() {
+        return None;
+    }
+    match outcome {
+        Outcome::ConnectFailed => Some(Failure::Connect),
+        Outcome::TimeoutBeforeFirstByte => Some(Failure::Timeout),
+        Outcome::Status(status) => Some(Failure::Status(status)),
+        Outcome::BrokenBeforeFirstByte | Outcome::BadAnswer | Outcome::AfterFirstByte => {
+            Some(Failure::Broken)
+        }
+        Outcome::ClientGone => None,
+    }
+}

@@ -1,0 +1,302 @@
+//! How is a stream relayed?
+//!
+//! Every complete event goes on in the moment its last byte is there. Held back are only the
+//! events that a client may not read before the record is written: the last chunk with the usage
+//! and the terminator. States: nothing sent (another node may still take over) → relaying →
+//! holding (the usage has come) → ended. A stream ends in one of five ways: complete; cancelled
+//! by the client; cut by the node; cut by the gateway's shutdown; withheld because the record
+//! could not be written.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::Version;
+use http::header::{CACHE_CONTROL, TRANSFER_ENCODING};
+use policies::price::Usage;
+use policies::retry::Outcome;
+
+use super::sse::{Event, EventKind, Scanner};
+use super::whole::stopping;
+use super::{Answer, End, Flow, Waited, failure, watched};
+use crate::api::Delivery;
+use crate::error::{ApiError, ErrorKind};
+use crate::ledger::Status;
+use crate::upstream::outcome;
+
+/// How long the end of a finished answer's framing is awaited to keep the connection.
+const FRAMING_END: Duration = Duration::from_millis(50);
+/// What ends a stream; written by the gateway where a node forgot it.
+const DONE: &[u8] = b"data: [DONE]\n\n";
+
+/// A stream on its way.
+struct Stream<'s, 'a> {
+    flow: &'s mut Flow<'a>,
+    answer: Answer,
+    scanner: Scanner,
+    /// Tokens relayed, as far as chunks show them.
+    tokens: u64,
+    usage: Option<Usage>,
+    head_sent: bool,
+    /// From the last chunk with usage on: bytes that wait for the record.
+    held: Option<BytesMut>,
+    /// The node said in an event that it failed.
+    failed: bool,
+}
+
+/// What a batch of events came to.
+struct Batch {
+    /// To be relayed now.
+    now: Bytes,
+    /// The terminator was among them.
+    done: bool,
+}
+
+pub(super) async fn run(flow: &mut Flow<'_>, answer: Answer) -> End {
+    let stream = Stream {
+        flow,
+        answer,
+        scanner: Scanner::default(),
+        tokens: 0,
+        usage: None,
+        head_sent: false,
+        held: None,
+        failed: false,
+    };
+    stream.run().await
+}
+
+impl Stream<'_, '_> {
+    async fn run(mut self) -> End {
+        let mut events = Vec::new();
+        loop {
+            let next = self.answer.exchange.next();
+            let waited = watched(self.flow.client, &mut self.flow.stopping, next).await;
+            match waited {
+                Waited::Done(Ok(Some(chunk))) => {
+                    if let Err(error) = self.scanner.push(chunk, &mut events) {
+                        return self.broken(Outcome::BadAnswer, error.to_string()).await;
+                    }
+                    let batch = self.sort(&mut events);
+                    if self.write(batch.now).await.is_err() {
+                        return self.cancelled();
+                    }
+                    if batch.done {
+                        return self.complete().await;
+                    }
+                }
+                Waited::Done(Ok(None)) => return self.ended().await,
+                Waited::Done(Err(error)) => {
+                    return self.broken(outcome(&error), error.to_string()).await;
+                }
+                Waited::ClientGone => return self.cancelled(),
+                Waited::Stopping => {
+                    return self
+                        .cut(stopping(), "the gateway is stopping".to_owned())
+                        .await;
+                }
+            }
+        }
+    }
+
+    /// Sorts events into what goes on now and what waits for the record.
+    fn sort(&mut self, events: &mut Vec<Event>) -> Batch {
+        let (mut now, mut more) = (Bytes::new(), BytesMut::new());
+        let (before, mut done) = (self.tokens, false);
+        for event in events.drain(..) {
+            // One terminator; whatever a node writes after it is not part of the answer.
+            if done {
+                break;
+            }
+            let mut hidden = false;
+            match event.kind {
+                EventKind::Done => {
+                    done = true;
+                    self.held.get_or_insert_default();
+                }
+                EventKind::Chunk(facts) => {
+                    self.tokens += facts.tokens;
+                    self.failed |= facts.failed;
+                    if let Some(usage) = facts.usage {
+                        self.usage = Some(usage.into());
+                        if facts.no_choices || facts.finishes {
+                            self.held.get_or_insert_default();
+                        }
+                        hidden =
+                            facts.no_choices && self.flow.job.delivery != Delivery::StreamWithUsage;
+                    }
+                }
+                EventKind::Comment | EventKind::Opaque => {}
+            }
+            match &mut self.held {
+                _ if hidden => {}
+                Some(held) => held.extend_from_slice(&event.bytes),
+                None if now.is_empty() => now = event.bytes,
+                None => {
+                    if more.is_empty() {
+                        more.extend_from_slice(&now);
+                    }
+                    more.extend_from_slice(&event.bytes);
+                }
+            }
+        }
+        if self.tokens > before {
+            self.count(self.tokens - before);
+        }
+        Batch {
+            now: if more.is_empty() { now } else { more.freeze() },
+            done,
+        }
+    }
+
+    /// More text is about to be relayed.
+    fn count(&mut self, more: u64) {
+        self.flow.first_text(&mut self.answer);
+        self.answer.load.decoded(more);
+        let so_far = self.so_far();
+        self.flow.bill.checkpoint(so_far);
+    }
+
+    /// The tokens up to now: the node's own report, else what was relayed.
+    fn so_far(&self) -> Usage {
+        self.usage
+            .unwrap_or_else(|| self.flow.estimated(&self.answer, self.tokens))
+    }
+
+    async fn write(&mut self, bytes: Bytes) -> pingora::Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if !self.head_sent {
+            let mut head = self
+                .flow
+                .head(&self.answer.chosen, "text/event-stream", None)?;
+            head.insert_header(CACHE_CONTROL, "no-cache")?;
+            // An older client gets a body that ends with the connection.
+            if self.flow.client.req_header().version >= Version::HTTP_11 {
+                head.insert_header(TRANSFER_ENCODING, "chunked")?;
+            }
+            self.flow
+                .client
+                .write_response_header(Box::new(head))
+                .await?;
+            self.head_sent = true;
+            self.flow.ctx.status = 200;
+        }
+        self.flow.client.write_response_body(bytes, false).await
+    }
+
+    /// The terminator has come: the record first, then what was held.
+    async fn complete(mut self) -> End {
+        let status = if self.failed {
+            Status::Cut
+        } else {
+            Status::Complete
+        };
+        let usage = self.so_far();
+        if let Err(error) = self.flow.settle(status, usage) {
+            let cause = error.cause.clone().unwrap_or_default();
+            return self.tell(error, cause).await;
+        }
+        self.flow.learn(&self.answer, self.usage);
+        let held = self.held.take().unwrap_or_default().freeze();
+        let written = self.write(held).await;
+        let written = match written {
+            Ok(()) => {
+                self.flow
+                    .client
+                    .write_response_body(Bytes::new(), true)
+                    .await
+            }
+            Err(error) => Err(error),
+        };
+        let Answer {
+            mut exchange, load, ..
+        } = self.answer;
+        drop(load);
+        if !exchange.is_done() {
+            // The framing's end usually came with the terminator; a missing one only costs the
+            // connection.
+            let _ = tokio::time::timeout(FRAMING_END, exchange.next()).await;
+        }
+        self.flow.gateway.upstream.release(exchange).await;
+        if written.is_ok() {
+            End::Answered
+        } else {
+            End::ClientGone
+        }
+    }
+
+    /// The body ended in an orderly way without a terminator.
+    async fn ended(mut self) -> End {
+        let last: Option<Event> = self.scanner.finish();
+        let batch = self.sort(&mut last.into_iter().collect());
+        if self.write(batch.now).await.is_err() {
+            return self.cancelled();
+        }
+        if batch.done {
+            return self.complete().await;
+        }
+        self.broken(
+            Outcome::BadAnswer,
+            "the stream ended without a terminator".to_owned(),
+        )
+        .await
+    }
+
+    /// The node broke off.
+    async fn broken(mut self, outcome: Outcome, cause: String) -> End {
+        if let Some(held) = &mut self.held {
+            // The usage is there, so the answer is: only the terminator was lost.
+            held.extend_from_slice(DONE);
+            return self.complete().await;
+        }
+        if !self.head_sent {
+            return End::Retry(outcome, cause);
+        }
+        if let Some(why) = failure(Outcome::AfterFirstByte) {
+            self.flow
+                .gateway
+                .fleet
+                .failed(&self.answer.chosen.node, why);
+        }
+        let message = format!(
+            "The node stopped in the middle of the answer, after {} tokens. Send the request again.",
+            self.tokens
+        );
+        self.cut(ApiError::new(ErrorKind::NodeFailed, message), cause)
+            .await
+    }
+
+    /// The answer stays incomplete: on the record, then in the stream.
+    async fn cut(self, error: ApiError, cause: String) -> End {
+        if !self.head_sent {
+            return End::Refused(error.because(cause));
+        }
+        let usage = self.so_far();
+        self.flow.settle_quietly(Status::Cut, usage);
+        self.tell(error, cause).await
+    }
+
+    /// Ends the stream with an error event.
+    async fn tell(mut self, error: ApiError, cause: String) -> End {
+        if !self.head_sent {
+            return End::Refused(error);
+        }
+        let event = format!("data: {}\n\n", error.body());
+        // The record is written; a client that is gone as well changes nothing.
+        let _ = self.write(event.into()).await;
+        let _ = self
+            .flow
+            .client
+            .write_response_body(Bytes::new(), true)
+            .await;
+        End::Cut(cause)
+    }
+
+    /// The client left: dropping the exchange closes the node's connection.
+    fn cancelled(self) -> End {
+        let usage = self.so_far();
+        self.flow.settle_quietly(Status::Cancelled, usage);
+        End::ClientGone
+    }
+}

@@ -1,0 +1,98 @@
+//! How is an answer in one piece relayed?
+//!
+//! It is read whole before a byte goes out: its usage is inside, and a client may read that only
+//! after the record is written. Until then a node that breaks off costs nothing but time.
+
+use bytes::{Bytes, BytesMut};
+use policies::price::Usage;
+use policies::retry::Outcome;
+
+use super::chunk::usage_of_whole;
+use super::{Answer, End, Flow, Waited, watched};
+use crate::error::{ApiError, ErrorKind};
+use crate::ledger::Status;
+use crate::respond;
+use crate::upstream::outcome;
+
+/// Largest answer: far above any model's context in bytes, far below what hurts.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// What came of reading a body.
+pub(super) enum Body {
+    Whole(Bytes),
+    Broken(Outcome, String),
+    ClientGone,
+    Stopping,
+}
+
+/// Reads the rest of an answer.
+pub(super) async fn read(flow: &mut Flow<'_>, answer: &mut Answer) -> Body {
+    let mut first = Bytes::new();
+    let mut all = BytesMut::new();
+    loop {
+        let next = answer.exchange.next();
+        match watched(flow.client, &mut flow.stopping, next).await {
+            Waited::Done(Ok(Some(chunk))) => {
+                if first.len().max(all.len()) + chunk.len() > ANSWER_BYTES_MAX {
+                    let cause = format!("the answer is larger than {ANSWER_BYTES_MAX} bytes");
+                    return Body::Broken(Outcome::BadAnswer, cause);
+                }
+                if first.is_empty() {
+                    first = chunk;
+                    continue;
+                }
+                if all.is_empty() {
+                    all.extend_from_slice(&first);
+                }
+                all.extend_from_slice(&chunk);
+            }
+            Waited::Done(Ok(None)) if all.is_empty() => return Body::Whole(first),
+            Waited::Done(Ok(None)) => return Body::Whole(all.freeze()),
+            Waited::Done(Err(error)) => return Body::Broken(outcome(&error), error.to_string()),
+            Waited::ClientGone => return Body::ClientGone,
+            Waited::Stopping => return Body::Stopping,
+        }
+    }
+}
+
+pub(super) async fn run(flow: &mut Flow<'_>, mut answer: Answer) -> End {
+    let body = match read(flow, &mut answer).await {
+        Body::Whole(body) => body,
+        Body::Broken(outcome, cause) => return End::Retry(outcome, cause),
+        Body::ClientGone => {
+            let usage = flow.estimated(&answer, 0);
+            flow.settle_quietly(Status::Cancelled, usage);
+            return End::ClientGone;
+        }
+        Body::Stopping => return End::Refused(stopping()),
+    };
+    let reported = usage_of_whole(&body).map(Usage::from);
+    let usage = reported.unwrap_or_else(|| flow.estimated(&answer, 0));
+    flow.ctx.line.ttft_ms = Some(flow.ctx.elapsed_ms());
+    if let Err(error) = flow.settle(Status::Complete, usage) {
+        return End::Refused(error);
+    }
+    flow.learn(&answer, reported);
+    let head = match flow.head(&answer.chosen, "application/json", Some(body.len())) {
+        Ok(head) => head,
+        Err(error) => {
+            let refused =
+                ApiError::new(ErrorKind::Internal, "The answer's head could not be made.");
+            return End::Refused(refused.because(error));
+        }
+    };
+    flow.ctx.status = 200;
+    // The record stands whether or not the client is still there to read.
+    let written = respond::whole(flow.client, head, body).await;
+    flow.gateway.upstream.release(answer.exchange).await;
+    match written {
+        Ok(()) => End::Answered,
+        Err(_) => End::ClientGone,
+    }
+}
+
+/// The gateway's grace period is over.
+pub(crate) fn stopping() -> ApiError {
+    let message = "The gateway is being stopped and could not wait for the answer. Try again.";
+    ApiError::new(ErrorKind::Stopping, message)
+}

@@ -1,0 +1,128 @@
+//! Which node gets this turn?
+//!
+//! A snapshot of nodes, index and load goes to `policies::pick`, which answers with the node, the
+//! reason and what it expects to be cached. Nothing is reserved here; the caller dispatches.
+
+use std::sync::Arc;
+
+use cache_index::block::creditable_blocks;
+use cache_index::ids::NodeId;
+use policies::pick::{Decision, Params, decide};
+use policies::view::{NodeView, RequestView};
+
+use crate::error::{ApiError, ErrorKind};
+use crate::fleet::{Fleet, Node};
+use crate::prompt::Planned;
+use crate::session::{Bindings, Known, SessionId};
+
+/// A node and why it was chosen.
+pub(crate) struct Chosen {
+    pub(crate) node: Arc<Node>,
+    pub(crate) decision: Decision,
+}
+
+/// What a choice depends on besides the fleet.
+pub(crate) struct Question<'a> {
+    pub(crate) model: &'a str,
+    pub(crate) prompt: &'a Planned,
+    pub(crate) session: &'a SessionId,
+    pub(crate) known: &'a Known,
+    pub(crate) output_tokens: u64,
+    pub(crate) excluded: &'a [NodeId],
+}
+
+/// Chooses among the nodes that serve the model.
+pub(crate) fn choose(
+    fleet: &Fleet,
+    bindings: &Bindings,
+    params: &Params,
+    question: &Question<'_>,
+) -> Result<Chosen, ApiError> {
+    let nodes = fleet.nodes();
+    let overlaps = fleet.overlaps(question.model, &question.prompt.chain.hashes);
+    // The prompt's last token is always computed, whatever a node holds.
+    let creditable =
+        creditable_blocks(usize::try_from(question.prompt.tokens).unwrap_or(usize::MAX));
+    let serving = |node: &&Arc<Node>| node.model().is_some_and(|model| *model == *question.model);
+    let views: Vec<NodeView> = nodes
+        .iter()
+        .filter(serving)
+        .map(|node| {
+            let held = overlaps
+                .iter()
+                .find(|(id, _)| *id == node.id)
+                .map_or(0, |(_, held)| *held);
+            let mut view = node.view(held.min(creditable));
+            view.bound_sessions = bindings.bound_to(&node.id);
+            view
+        })
+        .collect();
+    let request = RequestView {
+        prompt_tokens: question.prompt.tokens,
+        output_tokens_expected: question.output_tokens,
+        session: question.session.key,
+        bound: question.known.node.clone(),
+        excluded: question.excluded.to_vec(),
+    };
+    let decision = decide(&request, &views, params).map_err(|none| {
+        if let Some(most) = none.context_max() {
+            return context_length(question.prompt.tokens, 1, most);
+        }
+        let message = format!(
+            "No node can serve the model '{}' right now. Try again in a moment.",
+            question.model
+        );
+        ApiError::new(ErrorKind::NoNode, message).because(none)
+    })?;
+    match nodes.iter().find(|node| node.id == decision.node) {
+        Some(node) => Ok(Chosen {
+            node: Arc::clone(node),
+            decision,
+        }),
+        None => Err(ApiError::new(
+            ErrorKind::Internal,
+            "The chosen node does not exist.",
+        )),
+    }
+}
+
+/// The largest context that a node serving the model has; none if no node has told.
+pub(crate) fn context_max(fleet: &Fleet, model: &str) -> Option<u64> {
+    let nodes = fleet.nodes();
+    let serving = |node: &&Arc<Node>| node.model().is_some_and(|served| *served == *model);
+    nodes
+        .iter()
+        .filter(serving)
+        .map(|node| node.view(0).context_max)
+        .max()
+        .filter(|most| *most > 0)
+}
+
+/// Refuses what fits no node: prompt and answer share the context.
+pub(crate) fn check_context(
+    fleet: &Fleet,
+    model: &str,
+    prompt: &Planned,
+    output_tokens_max: Option<u64>,
+) -> Result<(), ApiError> {
+    // An estimate is no ground for a refusal; the node counts.
+    let Some(most) = context_max(fleet, model).filter(|_| prompt.exact) else {
+        return Ok(());
+    };
+    let output = output_tokens_max.unwrap_or(1);
+    if prompt.tokens.saturating_add(output) <= most {
+        return Ok(());
+    }
+    Err(context_length(prompt.tokens, output, most))
+}
+
+fn context_length(prompt: u64, output: u64, most: u64) -> ApiError {
+    ApiError::param(
+        ErrorKind::ContextLength,
+        "messages",
+        format!(
+            "This model's maximum context length is {most} tokens. However, you requested {} tokens ({prompt} in the prompt, {output} for the completion). Please reduce the length of the prompt or of the completion.",
+            prompt.saturating_add(output)
+        ),
+    )
+}

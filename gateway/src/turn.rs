@@ -1,0 +1,227 @@
+//! What are the steps of a turn, in order?
+//!
+//! identify → read → parse → session → admit → prompt → route → bill opened → attempts → bill
+//! settled. Each step is a call into its own module; each can end the turn with an error, and
+//! what was taken by then is given back by guards.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use pingora::protocols::http::ServerSession;
+use policies::price::Usage;
+
+use crate::api::{Delivery, Dialect, Turn, models};
+use crate::ctx::Ctx;
+use crate::error::{ApiError, ErrorKind};
+use crate::identify::identify;
+use crate::ledger::Status;
+use crate::prompt::{Model, Planned};
+use crate::proxy::Gateway;
+use crate::relay::{End, Flow, Waited, watched};
+use crate::route::{Question, check_context, choose};
+use crate::session::{SessionId, session_of};
+use crate::settle::{Account, Bill};
+use crate::store::{KeyIdentity, TenantId};
+use crate::tasks::Phase;
+use crate::{read, recover};
+
+/// A turn, ready to be sent.
+pub(crate) struct Job<'a> {
+    pub(crate) dialect: Dialect,
+    pub(crate) delivery: Delivery,
+    pub(crate) model: Arc<str>,
+    pub(crate) prompt: Planned,
+    pub(crate) session: SessionId,
+    pub(crate) output_tokens_expected: u64,
+    pub(crate) body: Bytes,
+    pub(crate) debug: bool,
+    pub(crate) identity: &'a KeyIdentity,
+}
+
+/// Why a turn needs no answer any more.
+pub(crate) enum Over {
+    /// The client has its answer, or an error event in place of its end.
+    Answered,
+    /// The client is gone.
+    ClientGone,
+}
+
+/// Runs a turn from its headers to its settled record.
+pub(crate) async fn run(
+    gateway: &Gateway,
+    client: &mut ServerSession,
+    ctx: &mut Ctx,
+    dialect: Dialect,
+) -> Result<Over, ApiError> {
+    let identity = identify(&gateway.store, &client.req_header().headers)?;
+    ctx.line.tenant = identity.tenant.id.as_str().to_owned();
+    ctx.line.key_id = identity.key_id.to_string();
+    choose_request_id(gateway, client, ctx, &identity.tenant.id);
+    let body = read::body(client, &gateway.config.limits).await?;
+    let turn = dialect.parse(&body)?;
+    let model = Arc::clone(gateway.prompts.model(&turn.model).ok_or_else(|| {
+        models::unknown(
+            &turn.model,
+            gateway.prompts.models().map(|model| &*model.id),
+        )
+    })?);
+    ctx.line.model = model.id.to_string();
+    let headers = &client.req_header().headers;
+    let session = session_of(
+        identity.tenant.id.as_str(),
+        &model.id,
+        headers,
+        &turn.prompt,
+    );
+    ctx.line.session.clone_from(&session.text);
+
+    let drain = gateway.tasks.drain();
+    let mut stopping = pin!(drain.reached(Phase::Stopping));
+    let admission = gateway.gates.admit(&identity.tenant.id);
+    let _permit = match watched(client, &mut (stopping.as_mut() as _), admission).await {
+        Waited::Done(permit) => permit?,
+        Waited::ClientGone => return Ok(Over::ClientGone),
+        Waited::Stopping => {
+            return Err(ApiError::new(
+                ErrorKind::Stopping,
+                "The gateway is being stopped.",
+            ));
+        }
+    };
+    let job = plan(
+        gateway,
+        client,
+        ctx,
+        &identity,
+        (dialect, &turn, &model, session),
+    )?;
+    drop(turn);
+    let known = gateway.bindings.get(job.session.key, Instant::now());
+    let question = Question {
+        model: &job.model,
+        prompt: &job.prompt,
+        session: &job.session,
+        known: &known,
+        output_tokens: job.output_tokens_expected,
+        excluded: &[],
+    };
+    let first = choose(
+        &gateway.fleet,
+        &gateway.bindings,
+        &gateway.policy,
+        &question,
+    )?;
+    let mut bill = open_bill(gateway, ctx, &job, first.node.id.as_str())?;
+    let mut flow = Flow {
+        gateway,
+        client,
+        ctx,
+        job: &job,
+        bill: &mut bill,
+        stopping: stopping.as_mut(),
+    };
+    let end = Box::pin(recover::run(&mut flow, first, &known)).await;
+    finish(&mut flow, end)
+}
+
+/// The client's own id where it is usable and new to its tenant, else ours.
+fn choose_request_id(gateway: &Gateway, client: &ServerSession, ctx: &mut Ctx, tenant: &TenantId) {
+    /// RFC 9110 token characters: safe in any header, log and query.
+    fn is_token(byte: u8) -> bool {
+        byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+    }
+    const CHARS_MAX: usize = 128;
+    let Some(sent) = client.req_header().headers.get("x-request-id") else {
+        return;
+    };
+    let bytes = sent.as_bytes();
+    let usable = (1..=CHARS_MAX).contains(&bytes.len()) && bytes.iter().all(|byte| is_token(*byte));
+    if let Some(id) = sent.to_str().ok().filter(|_| usable)
+        && !gateway.store.request_id_seen(tenant, id)
+    {
+        id.clone_into(&mut ctx.request_id);
+    }
+}
+
+/// Tokens, blocks and the body for the node.
+fn plan<'a>(
+    gateway: &Gateway,
+    client: &ServerSession,
+    ctx: &Ctx,
+    identity: &'a KeyIdentity,
+    (dialect, turn, model, session): (Dialect, &Turn<'_>, &Model, SessionId),
+) -> Result<Job<'a>, ApiError> {
+    let salt = gateway
+        .salts
+        .of(&identity.tenant.cache_scope, &gateway.fleet);
+    let seconds = ctx.t_ms.div_euclid(1000);
+    let (prompt, hashed) =
+        gateway
+            .prompts
+            .plan(model, &salt, session.key.0, &turn.prompt, seconds)?;
+    for (known, blocks) in [("yes", hashed.known), ("no", hashed.new)] {
+        gateway
+            .metrics
+            .prompt_blocks
+            .with_label_values(&[known])
+            .inc_by(blocks as u64);
+    }
+    check_context(&gateway.fleet, &model.id, &prompt, turn.output_tokens_max)?;
+    let before = gateway
+        .bindings
+        .get(session.key, Instant::now())
+        .output_tokens;
+    let debug = identity.tenant.debug
+        && client
+            .req_header()
+            .headers
+            .get("x-homing-debug")
+            .is_some_and(|value| value == "1");
+    Ok(Job {
+        dialect,
+        delivery: turn.delivery,
+        model: Arc::clone(&model.id),
+        prompt,
+        session,
+        output_tokens_expected: turn
+            .output_tokens_max
+            .map_or(before, |most| before.min(most)),
+        body: turn.node_body(&salt).into(),
+        debug,
+        identity,
+    })
+}
+
+fn open_bill(gateway: &Gateway, ctx: &Ctx, job: &Job<'_>, node: &str) -> Result<Bill, ApiError> {
+    let account = Account {
+        tenant: job.identity.tenant.id.as_str(),
+        key_id: &job.identity.key_id,
+        model: &job.model,
+        session: &job.session.text,
+        node,
+    };
+    Bill::open(&gateway.ledger, &gateway.prices, ctx, &account)
+}
+
+/// Whatever the end, the record is settled; what the client still has to hear is returned.
+fn finish(flow: &mut Flow<'_>, end: End) -> Result<Over, ApiError> {
+    let over = match end {
+        End::Answered => Ok(Over::Answered),
+        End::Cut(cause) => {
+            flow.ctx.line.cause = Some(cause);
+            Ok(Over::Answered)
+        }
+        End::ClientGone => Ok(Over::ClientGone),
+        End::Refused(error) => Err(error),
+        End::Retry(_, cause) => {
+            let message = "The node failed before it answered. Try again.";
+            Err(ApiError::new(ErrorKind::NodeFailed, message).because(cause))
+        }
+    };
+    if !flow.bill.is_settled() {
+        flow.settle_quietly(Status::Failed, Usage::default());
+    }
+    over
+}
