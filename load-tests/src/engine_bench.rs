@@ -7,17 +7,17 @@
 //! without its warm-up pass and with its prompt cache off, which is to its favour in cold start and
 //! the same for both in prefill. The figures are medians over rounds; ratios are what counts.
 
+mod prompts;
+
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use prompt::{PromptBuilder, gguf};
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 use serde_json::json;
 
+use self::prompts::Prompts;
 use crate::chat::{self, Outcome, Turn};
 use crate::error::LoadError;
 use crate::http::{Connection, Target};
@@ -368,49 +368,5 @@ impl Bench<'_> {
             None => Ok(outcome),
             Some(failure) => Err(self.program.trouble(&failure.message)),
         }
-    }
-}
-
-/// Makes texts of exactly so many tokens, no two with a common first block.
-struct Prompts {
-    builder: PromptBuilder,
-    words: Vec<String>,
-    random: StdRng,
-}
-
-impl Prompts {
-    fn new(model: &Path, seed: u64) -> Result<Self, LoadError> {
-        let bytes = std::fs::read(model).map_err(LoadError::file(model))?;
-        let wrong = |e: &dyn std::fmt::Display| {
-            LoadError::program("the model file", format!("{}: {e}", model.display()))
-        };
-        let header = gguf::Header::parse(&bytes).map_err(|e| wrong(&e))?;
-        let builder = PromptBuilder::from_gguf(&header).map_err(|e| wrong(&e))?;
-        // Words that are one token with their space: any row of them has as many tokens as words.
-        let words: Vec<String> = (0..builder.tokenizer().vocab_size() as u32)
-            .filter_map(|id| String::from_utf8(builder.tokenizer().token_bytes(id).to_vec()).ok())
-            .filter(|t| t.len() > 4 && t.starts_with(' '))
-            .filter(|t| t[1..].bytes().all(|b| b.is_ascii_lowercase()))
-            .filter(|t| builder.tokenizer().encode_text(t).len() == 1)
-            .collect();
-        if words.len() < 1000 {
-            return Err(wrong(&"too few words of one token to make prompts of"));
-        }
-        Ok(Self {
-            builder,
-            words,
-            random: StdRng::seed_from_u64(seed),
-        })
-    }
-
-    fn next(&mut self, tokens: usize) -> String {
-        let mut text = String::new();
-        while self.builder.tokenizer().encode_text(&text).len() < tokens {
-            let missing = tokens - self.builder.tokenizer().encode_text(&text).len();
-            for _ in 0..missing {
-                text += &self.words[self.random.random_range(0..self.words.len())];
-            }
-        }
-        text
     }
 }

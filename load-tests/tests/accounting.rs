@@ -1,0 +1,282 @@
+//! Is every token counted once, by gateway and engine alike, whatever is killed?
+//!
+//! The truth is what the client read: the usage of each acknowledged request, by request id. The
+//! ledger must say the same, after a clean run and after a SIGKILL of the gateway under load.
+
+#![expect(clippy::panic, reason = "a helper fails its test with what it saw")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use load_tests::agent::{self, Record};
+use load_tests::chat::{FailureKind, Usage};
+use load_tests::process::{signal_process, wait_until};
+use rustix::process::Signal;
+use serde_json::Value;
+use support::{MODEL, Stack, good, message, report, send, turn};
+
+/// A run that keeps both nodes busy for some seconds.
+fn load(stack: &Stack, key: &str, seed: u64) -> agent::Args {
+    agent::Args {
+        url: stack.ready.url.clone(),
+        key: Some(key.to_owned()),
+        model: MODEL.into(),
+        sessions: 8,
+        turns: 5,
+        rate: 8.0,
+        seed,
+        system_prompts: 3,
+        system_tokens: 200,
+        message_tokens: 30,
+        think_ms: 50,
+        subagents: 1,
+        max_tokens: 16,
+        stream: true,
+        debug: true,
+        timeout_s: 120,
+        json: None,
+        records: None,
+    }
+}
+
+/// The ledger's rows by request id; two rows with one id would be a request billed twice.
+fn ledger(rows: Vec<Value>) -> BTreeMap<String, Value> {
+    let mut by_id = BTreeMap::new();
+    for row in rows {
+        let id = row["request_id"].as_str().expect("a request id").to_owned();
+        let twice = by_id.insert(id.clone(), row);
+        assert!(twice.is_none(), "{id} is billed twice: {twice:?}");
+    }
+    by_id
+}
+
+fn billed(row: &Value) -> Usage {
+    let count = |name: &str| {
+        row[name]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{name} in {row}"))
+    };
+    Usage {
+        prompt_tokens: count("input_tokens"),
+        cached_tokens: count("cached_tokens"),
+        completion_tokens: count("output_tokens"),
+    }
+}
+
+/// Every acknowledged request stands in the ledger with what its client read.
+fn assert_settled(records: &[Record], rows: &BTreeMap<String, Value>) -> usize {
+    let acknowledged: Vec<&Record> = records
+        .iter()
+        .filter(|r| r.acknowledged && r.usage.is_some())
+        .collect();
+    for record in &acknowledged {
+        let id = record.request_id.as_deref().expect("an id");
+        let row = rows
+            .get(id)
+            .unwrap_or_else(|| panic!("{id} is not in the ledger: {record:?}"));
+        assert_eq!(Some(billed(row)), record.usage, "{row}");
+        assert_eq!(row["status"], "complete", "{row}");
+        assert_eq!(row["node"].as_str(), record.node.as_deref(), "{row}");
+        assert!(
+            row["cost_nano_usd"].as_i64().is_some_and(|cost| cost >= 0),
+            "{row}"
+        );
+    }
+    acknowledged.len()
+}
+
+#[tokio::test]
+async fn gateway_and_engine_count_alike_and_the_ledger_with_them() {
+    // Catches a tokenizer, template or hash that differs between gateway and engine for any request
+    // of a load run, and a ledger that differs from what clients were told.
+    let stack = Stack::start(2);
+    let run = agent::run(&load(&stack, &stack.ready.api_key, 21))
+        .await
+        .expect("runs");
+    assert!(
+        run.records.iter().all(|r| r.failure.is_none()),
+        "{:#?}",
+        first_failure(&run.records)
+    );
+    assert!(run.records.len() >= 40, "{}", run.records.len());
+    for record in &run.records {
+        let usage = record.usage.expect("a usage");
+        assert_eq!(
+            record.gateway_prompt_tokens,
+            Some(usage.prompt_tokens),
+            "{record:?}"
+        );
+        assert_eq!(
+            record.node_prompt_tokens,
+            Some(usage.prompt_tokens),
+            "{record:?}"
+        );
+        let last_block = record.gateway_last_block.as_deref().expect("a hash");
+        assert_eq!(last_block.len(), 32, "{record:?}");
+        assert_eq!(
+            record.node_last_block.as_deref(),
+            Some(last_block),
+            "{record:?}"
+        );
+        assert!(
+            record
+                .expected_cached
+                .is_some_and(|n| n <= usage.cached_tokens),
+            "{record:?}"
+        );
+    }
+    assert_eq!(stack.metric("homing_prompt_mismatch_total"), 0.0);
+    let rows = ledger(stack.report("request"));
+    assert_eq!(assert_settled(&run.records, &rows), run.records.len());
+    assert_eq!(rows.len(), run.records.len(), "rows of no request");
+    // The sum by tenant is the sum of its requests.
+    let totals = stack.report("tenant");
+    let sum = |name: &str| -> u64 { rows.values().filter_map(|r| r[name].as_u64()).sum() };
+    assert_eq!(totals.len(), 1, "{totals:?}");
+    for name in [
+        "input_tokens",
+        "cached_tokens",
+        "output_tokens",
+        "cost_nano_usd",
+    ] {
+        assert_eq!(totals[0][name].as_u64(), Some(sum(name)), "{name}");
+    }
+    assert_eq!(totals[0]["requests"].as_u64(), Some(rows.len() as u64));
+    stack.stop(Signal::INT);
+}
+
+fn first_failure(records: &[Record]) -> Option<&Record> {
+    records.iter().find(|r| r.failure.is_some())
+}
+
+#[test]
+fn a_killed_gateway_forgets_no_acknowledged_request() {
+    // Catches a record that is only in memory when the client has read its usage.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let data = folder.path().join("data");
+    let mut stack = Stack::start_on(&data, 2);
+    let args = load(&stack, &stack.ready.api_key, 22);
+    let runner = std::thread::spawn(move || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime")
+            .block_on(agent::run(&args))
+    });
+    // In the middle: some answered, some running, some to come.
+    let some = wait_until(Duration::from_secs(60), || {
+        stack.metric("homing_requests_total") >= 12.0
+    });
+    assert!(some, "{}", stack.program.stderr());
+    stack.kill();
+    let run = runner.join().expect("no panic").expect("runs");
+    let failed = run.records.iter().filter(|r| r.failure.is_some()).count();
+    assert!(failed > 0, "the gateway was killed after the load");
+
+    // What the kill left is complete without a gateway, and again after a restart.
+    let rows = ledger(report(&data, "request"));
+    let settled = assert_settled(&run.records, &rows);
+    assert!(settled >= 12, "{settled}");
+    let stack = Stack::start_on(&data, 2);
+    let rows = ledger(stack.report("request"));
+    assert_eq!(assert_settled(&run.records, &rows), settled);
+    // Streams that were cut are listed apart, with no fewer tokens than their clients had read.
+    for record in run
+        .records
+        .iter()
+        .filter(|r| r.failure.is_some() && r.pieces > 0)
+    {
+        let id = record.request_id.as_deref().expect("an id");
+        let row = rows
+            .get(id)
+            .unwrap_or_else(|| panic!("{id} is not in the ledger"));
+        if !record.acknowledged {
+            assert_eq!(row["status"], "cut", "{row}");
+        }
+    }
+    stack.stop(Signal::INT);
+}
+
+#[tokio::test]
+async fn a_stream_cut_by_its_node_is_billed_as_cut_with_what_was_relayed() {
+    // Catches a cut stream that is free, billed in full, or shown as complete.
+    let stack = Stack::start(1);
+    let key = stack.ready.api_key.clone();
+    let long = [
+        message("system", "You count."),
+        message("user", "Count from one to a thousand."),
+    ];
+    let request = turn("cut", &long, 2000);
+    let talk = send(&stack, &key, &request);
+    let killer = async {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let node = &stack.ready.nodes[0];
+        while support::metric(
+            &support::get(
+                &format!("{}/metrics", node.url),
+                node_token(&stack).as_deref(),
+            )
+            .1,
+            "vllm:generation_tokens_total",
+        ) < 5.0
+        {
+            assert!(Instant::now() < deadline, "no stream begins");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        signal_process(node.pid, Signal::KILL);
+    };
+    let (outcome, ()) = tokio::join!(talk, killer);
+    let kind = outcome.failure.as_ref().map(|f| f.kind);
+    assert!(
+        matches!(kind, Some(FailureKind::StreamError | FailureKind::Cut)),
+        "{:?} after {} pieces",
+        outcome.failure,
+        outcome.pieces.len()
+    );
+    let id = outcome.header("x-request-id").expect("an id").to_owned();
+    let mut row = Value::Null;
+    let settled = wait_until(Duration::from_secs(10), || {
+        row = ledger(stack.report("request"))
+            .remove(&id)
+            .unwrap_or_default();
+        row["status"] == "cut"
+    });
+    assert!(settled, "{row}");
+    let usage = billed(&row);
+    assert!(
+        usage.prompt_tokens > 10 && usage.completion_tokens > 0,
+        "{row}"
+    );
+    // Every piece that the client has read was relayed, and a piece is at least one token.
+    let read = outcome.pieces.len() as u64;
+    assert!(usage.completion_tokens >= read, "read {read}: {row}");
+    // The next request is served by the restarted node, and billed as complete.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let again = send(&stack, &key, &turn("again", &long, 4)).await;
+        if again.failure.is_none() {
+            let id = good(again)
+                .header("x-request-id")
+                .expect("an id")
+                .to_owned();
+            assert_eq!(ledger(stack.report("request"))[&id]["status"], "complete");
+            break;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "{:?}; {}",
+            again.failure,
+            stack.program.stderr()
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// What the gateway's nodes demand on every route but `/health`.
+fn node_token(stack: &Stack) -> Option<String> {
+    std::fs::read_to_string(stack.data.join("secrets/node"))
+        .ok()
+        .map(|t| t.trim().to_owned())
+}

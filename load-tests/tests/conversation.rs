@@ -1,0 +1,229 @@
+//! Does an agent's conversation find its cache, and only its own?
+//!
+//! Against the real stack: gateway, two nodes, the real model. What must be cached is computed by
+//! the test itself ([`held`]).
+
+#[path = "support/model.rs"]
+mod held;
+mod support;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use held::{Held, Model};
+use load_tests::chat;
+use load_tests::http::Connection;
+use load_tests::process::{is_alive, signal_process, wait_until};
+use load_tests::workload::{self, Shape};
+use rustix::process::Signal;
+use serde_json::Value;
+use support::{Stack, get, good, message, send, turn};
+
+/// Different system prompts of about so many tokens, and messages to go on with.
+fn workload(sessions: usize, system_tokens: usize, seed: u64) -> Vec<workload::Session> {
+    workload::plan(&Shape {
+        sessions,
+        turns: 20,
+        rate: 1.0,
+        system_prompts: sessions,
+        system_tokens,
+        message_tokens: 24,
+        think: Duration::ZERO,
+        subagents: 0,
+        seed,
+    })
+}
+
+#[tokio::test]
+async fn twenty_turns_are_cached_to_the_block_on_one_node() {
+    // Catches a block too few (KV of the answer not kept, tail block lost) or too many (credit for
+    // what was never computed), and a session that wanders.
+    let stack = Stack::start(2);
+    let model = Model::load();
+    let session = &workload(1, 1500, 11)[0];
+    let mut messages = vec![message("system", &session.system)];
+    assert!(
+        model.prompt(&messages).len() > 1500,
+        "{}",
+        model.prompt(&messages).len()
+    );
+    let mut held = Held::default();
+    let mut nodes = BTreeSet::new();
+    let target = stack.target();
+    let mut connection = Connection::new(&target);
+    for (number, planned) in session.turns.iter().enumerate() {
+        messages.push(message("user", &planned.message));
+        let request = turn("twenty", &messages, 20);
+        let key = Some(stack.ready.api_key.as_str());
+        let outcome = good(chat::send(&mut connection, &target, key, &request).await);
+        let usage = outcome.usage.expect("checked");
+        let node = outcome
+            .header("x-homing-node")
+            .expect("the node's name")
+            .to_owned();
+        let prompt = model.prompt(&messages);
+        assert_eq!(usage.prompt_tokens, prompt.len() as u64, "turn {number}");
+        let expected = held.cached(&node, "demo", &prompt);
+        assert_eq!(
+            usage.cached_tokens,
+            expected,
+            "turn {number} of {}",
+            prompt.len()
+        );
+        if number > 0 {
+            assert!(
+                usage.cached_tokens * 10 > usage.prompt_tokens * 8,
+                "turn {number}: {usage:?}"
+            );
+        }
+        let promised: u64 = outcome
+            .header("x-homing-expected-cached")
+            .and_then(|v| v.parse().ok())
+            .expect("a number");
+        assert!(
+            promised <= usage.cached_tokens,
+            "turn {number}: promised {promised}, {usage:?}"
+        );
+        held.add(&node, "demo", [prompt, model.fed_back(&outcome)].concat());
+        messages.push(message("assistant", &outcome.text()));
+        nodes.insert(node);
+    }
+    assert_eq!(nodes.len(), 1, "one session on several nodes: {nodes:?}");
+    stack.stop(Signal::INT);
+}
+
+#[tokio::test]
+async fn sessions_spread_over_the_nodes_and_each_stays() {
+    // Catches a router that sends everything to one node, or a session to both.
+    let stack = Stack::start(2);
+    let sessions = workload(10, 200, 12);
+    let talks = sessions.iter().map(|session| {
+        let stack = &stack;
+        async move {
+            let mut messages = vec![message("system", &session.system)];
+            let mut nodes = BTreeSet::new();
+            for planned in &session.turns[..3] {
+                messages.push(message("user", &planned.message));
+                let outcome = good(
+                    send(
+                        stack,
+                        &stack.ready.api_key,
+                        &turn(&session.id, &messages, 8),
+                    )
+                    .await,
+                );
+                nodes.insert(outcome.header("x-homing-node").expect("a node").to_owned());
+                messages.push(message("assistant", &outcome.text()));
+            }
+            assert_eq!(nodes.len(), 1, "{} wandered: {nodes:?}", session.id);
+            nodes.into_iter().next().expect("one")
+        }
+    });
+    let used: Vec<String> = futures_util::future::join_all(talks).await;
+    let distinct: BTreeSet<&String> = used.iter().collect();
+    assert_eq!(distinct.len(), 2, "{used:?}");
+    stack.stop(Signal::TERM);
+}
+
+#[tokio::test]
+async fn tenants_share_nothing() {
+    // Catches a cache that answers one tenant from another's blocks, also when the client forges
+    // the salt that separates them.
+    let stack = Stack::start(1);
+    let other = stack.tenant("other", &[]);
+    let session = &workload(1, 300, 13)[0];
+    let messages = [
+        message("system", &session.system),
+        message("user", &session.turns[0].message),
+    ];
+    let cached = async |key: &str, salt: Option<&str>| {
+        let mut request = turn("same", &messages, 4);
+        if let Some(salt) = salt {
+            request.body["cache_salt"] = Value::from(salt);
+        }
+        good(send(&stack, key, &request).await)
+            .usage
+            .expect("checked")
+            .cached_tokens
+    };
+    let demo = stack.ready.api_key.as_str();
+    assert_eq!(cached(demo, None).await, 0);
+    let warm = cached(demo, None).await;
+    assert!(warm > 200, "{warm}");
+    assert_eq!(cached(&other, None).await, 0);
+    assert_eq!(cached(&other, None).await, warm);
+    // A salt of the client's own changes nothing: the gateway's stands.
+    assert_eq!(cached(demo, Some("forged")).await, warm);
+    assert_eq!(cached(&other, Some("")).await, warm);
+}
+
+#[tokio::test]
+async fn a_killed_node_costs_the_cache_and_nothing_else() {
+    // Catches an error for the client when a node dies between turns, a node that is never
+    // restarted, and a cache credited to the restarted node.
+    let stack = Stack::start(2);
+    let key = &stack.ready.api_key;
+    let model = Model::load();
+    let session = &workload(1, 400, 14)[0];
+    let mut messages = vec![
+        message("system", &session.system),
+        message("user", &session.turns[0].message),
+    ];
+    let first = good(send(&stack, key, &turn("killed", &messages, 8)).await);
+    let before = first.header("x-homing-node").expect("a node").to_owned();
+    messages.push(message("assistant", &first.text()));
+    messages.push(message("user", &session.turns[1].message));
+
+    let node = stack.node(&before).clone();
+    signal_process(node.pid, Signal::KILL);
+    let second = good(send(&stack, key, &turn("killed", &messages, 8)).await);
+    let after = second.header("x-homing-node").expect("a node").to_owned();
+    assert_ne!(before, after, "route {:?}", second.header("x-homing-route"));
+    let usage = second.usage.expect("checked");
+    assert_eq!(
+        usage.cached_tokens, 0,
+        "the other node held nothing: {usage:?}"
+    );
+    assert_eq!(usage.prompt_tokens, model.prompt(&messages).len() as u64);
+
+    // Restarted at the same address, and taken in again.
+    let back = wait_until(Duration::from_secs(60), || {
+        get(&format!("{}/health", node.url), None).0 == 200
+    });
+    assert!(
+        back,
+        "{} does not come back at {}; {}",
+        node.id,
+        node.url,
+        stack.program.stderr()
+    );
+    assert!(!is_alive(node.pid));
+    // The session stays where its cache now is.
+    messages.push(message("assistant", &second.text()));
+    messages.push(message("user", &session.turns[2].message));
+    let third = good(send(&stack, key, &turn("killed", &messages, 8)).await);
+    assert_eq!(third.header("x-homing-node"), Some(after.as_str()));
+    assert!(third.usage.expect("checked").cached_tokens > 0);
+    // And the restarted one serves new sessions, with nothing credited of what it lost.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    for number in 0.. {
+        assert!(Instant::now() < deadline, "{before} is not taken in again");
+        let fresh = [
+            message("system", &format!("Number {number}. {}", session.system)),
+            message("user", "Go on."),
+        ];
+        let outcome = good(send(&stack, key, &turn(&format!("f{number}"), &fresh, 2)).await);
+        if outcome.header("x-homing-node") == Some(before.as_str()) {
+            break;
+        }
+    }
+    // The turn after the kill had been promised nothing.
+    let expected = second
+        .header("x-homing-expected-cached")
+        .and_then(|v| v.parse::<u64>().ok());
+    assert_eq!(
+        expected,
+        Some(0),
+        "credit promised on a node that never held it"
+    );
+}
