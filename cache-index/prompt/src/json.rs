@@ -198,8 +198,10 @@ mod tests {
     #[test]
     fn prints_as_json_dumps() {
         let check = |json: &str, options: &[(&str, Value)], expected: &str| {
-            let value =
-                Value::from_serialize(serde_json::from_str::<serde_json::Value>(json).unwrap());
+            let marks = crate::marks::Marks::default();
+            let developer = crate::messages::Developer::AsSystem;
+            let normaliser = crate::messages::Normaliser { marks: &marks, developer };
+            let value = normaliser.value(&serde_json::from_str(json).unwrap());
             let options = options
                 .iter()
                 .map(|(k, v)| (*k, v.clone()))
