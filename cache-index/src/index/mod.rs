@@ -13,6 +13,7 @@
 //! The index believes what it is told. Whether a node's stream deserves that is decided in
 //! [`crate::trust`]; drop nodes that are [`crate::trust::Trust::Unknown`] from a lookup's answer.
 
+mod held;
 mod node;
 mod spaces;
 mod table;

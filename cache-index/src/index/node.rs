@@ -11,125 +11,14 @@
 //! Left out: media other than the device (an event about them is counted and ignored), and all
 //! attention groups but one, the first that serves full attention.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
-use super::spaces::{Salts, SpaceId, Spaces};
+use super::held::{EngineKey, More, NodeBlock, Place};
+use super::spaces::{Salts, Spaces};
 use super::table::{Occupancy, Table};
 use super::{Applied, Limits};
-use crate::block::{BLOCK_TOKENS, BlockHash, Namespace, extend_chain};
+use crate::block::{BLOCK_TOKENS, BlockHash};
 use crate::event::{EngineHash, ExtraKeys, GroupKind, Medium};
-
-/// An engine hash in 128 bits. 16-byte hashes (ours) are kept as they are; other lengths are
-/// digested. That an integer and a digest meet by intent harms only the node that does it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct EngineKey(u128);
-
-impl EngineKey {
-    fn of(hash: &EngineHash) -> Self {
-        let bytes = match hash {
-            EngineHash::Int(value) => return Self(u128::from(*value)),
-            EngineHash::Bytes(bytes) => bytes,
-        };
-        if let Ok(whole) = <[u8; 16]>::try_from(&**bytes) {
-            return Self(u128::from_le_bytes(whole));
-        }
-        let digest = blake3::hash(bytes);
-        let half = digest
-            .as_bytes()
-            .first_chunk()
-            .expect("a digest has 32 bytes");
-        Self(u128::from_le_bytes(*half))
-    }
-}
-
-/// One node block that is held.
-#[derive(PartialEq)]
-struct NodeBlock {
-    /// The last of our blocks that ends in it or before it.
-    last: BlockHash,
-    space: SpaceId,
-    /// Whether `last` ends in it.
-    completes: bool,
-    /// What a node block of exactly our size does not need.
-    more: Option<Box<More>>,
-}
-
-/// The parts of a node block that is not one block of ours.
-#[derive(PartialEq, Default)]
-struct More {
-    /// Keys of our blocks that end in it, beside `last`.
-    earlier: Vec<u64>,
-    /// Tokens after `last`: fewer than a block of ours.
-    tail: Vec<u32>,
-    /// The node block before it, where our block begins in that one.
-    before: Option<EngineKey>,
-    /// Node blocks after it that continue its tail.
-    after: BTreeSet<EngineKey>,
-}
-
-impl NodeBlock {
-    fn keys(&self) -> impl Iterator<Item = u64> {
-        let earlier = self
-            .more
-            .iter()
-            .flat_map(|more| more.earlier.iter().copied());
-        earlier.chain(self.completes.then(|| self.last.short()))
-    }
-
-    fn tail(&self) -> &[u32] {
-        self.more.as_ref().map_or(&[], |more| &more.tail)
-    }
-
-    /// What it takes of the limits: its blocks of ours, and never nothing.
-    fn weight(&self) -> usize {
-        self.keys().count().max(1)
-    }
-
-    /// Whether both stand for the same tokens; the hash covers all that came before.
-    fn is_same(&self, other: &Self) -> bool {
-        let content = |block: &Self| (block.last, block.space, block.completes);
-        content(self) == content(other) && self.tail() == other.tail()
-    }
-
-    /// The node block with these tokens after `place`.
-    fn after(place: &Place, namespace: &Namespace, tokens: &[u32]) -> Self {
-        let joined;
-        let stream = if place.tail.is_empty() {
-            tokens
-        } else {
-            joined = [&place.tail, tokens].concat();
-            &joined
-        };
-        let hashes = extend_chain(namespace, place.last, stream);
-        let tail = &stream[hashes.len() * BLOCK_TOKENS..];
-        let (last, earlier) = match hashes.split_last() {
-            Some((last, earlier)) => (*last, earlier),
-            None => (place.last, &[][..]),
-        };
-        let before = place.parent.filter(|_| !place.tail.is_empty());
-        let is_plain = earlier.is_empty() && tail.is_empty() && before.is_none();
-        let more = || More {
-            earlier: earlier.iter().map(|hash| hash.short()).collect(),
-            tail: tail.to_vec(),
-            before,
-            after: BTreeSet::new(),
-        };
-        Self {
-            last,
-            space: place.space,
-            completes: !hashes.is_empty(),
-            more: (!is_plain).then(|| Box::new(more())),
-        }
-    }
-}
-
-/// A place in a chain, where the next node block goes.
-struct Place {
-    space: SpaceId,
-    parent: Option<EngineKey>,
-    last: BlockHash,
-    tail: Vec<u32>,
-}
 
 /// A `BlockStored` event, as the index reads it.
 pub(super) struct Stored<'a> {
