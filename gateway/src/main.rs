@@ -1,2 +1,7 @@
-//! placeholder
-fn main() {}
+//! The `homing` program: see [`gateway::cli`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    gateway::cli::main()
+}

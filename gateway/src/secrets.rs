@@ -59,7 +59,13 @@ impl Secrets {
         })
     }
 
-    /// The bearer token towards nodes that this gateway started itself.
+    /// Takes the node token from an operator's file, for nodes that somebody else started.
+    pub fn with_node_token(mut self, file: &Path) -> Result<Self, SecretError> {
+        self.node = read(file)?;
+        Ok(self)
+    }
+
+    /// The bearer token towards the nodes.
     pub fn node_token(&self) -> &str {
         &self.node
     }

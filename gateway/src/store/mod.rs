@@ -224,6 +224,14 @@ impl Store {
         seen.insert(tenant.as_str(), request_id)
     }
 
+    /// Counts request ids of earlier processes as used: pairs of tenant and id.
+    pub fn mark_seen(&self, requests: impl IntoIterator<Item = (String, String)>) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        for (tenant, request_id) in requests {
+            seen.insert(&tenant, &request_id);
+        }
+    }
+
     /// Makes a tenant whose cache is its own.
     pub fn create_tenant(&self, name: &TenantId, debug: Debug) -> Result<(), StoreError> {
         let made = self.connection().execute(

@@ -1,0 +1,174 @@
+//! What can be typed after `homing`?
+//!
+//! Arguments as clap reads them, and for each command the one call that carries it out. Exit codes:
+//! 0 done, 1 it failed (the reason is on stderr), 2 it was typed wrong. Results go to stdout,
+//! everything else to stderr.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::report::{By, Format, Query, Report};
+
+mod keys;
+pub mod log;
+
+/// An error of any command: only its text matters here.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Homing: one address in front of nodes that remember your prompts.
+#[derive(Debug, Parser)]
+#[command(
+    name = "homing",
+    version,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a gateway and engine nodes on this machine
+    Up(UpArgs),
+    /// Start one gateway in front of the nodes that a file names
+    Gateway {
+        /// Configuration file (see docs/CONFIGURATION.md)
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Create or list tenants
+    #[command(subcommand)]
+    Tenant(keys::TenantCommand),
+    /// Create, list or revoke API keys
+    #[command(subcommand)]
+    Key(keys::KeyCommand),
+    /// Sum the usage records of the ledger
+    Report(ReportArgs),
+}
+
+/// What `homing up` takes.
+#[derive(Debug, Clone, Args)]
+pub struct UpArgs {
+    /// Model file (GGUF); its id is the file name without `.gguf`
+    #[arg(long, value_name = "PATH", default_value = crate::up::DEFAULT_MODEL)]
+    pub model: PathBuf,
+    /// Engine nodes to start
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub nodes: u16,
+    /// Threads of each node [default: cores / nodes]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads_per_node: Option<u16>,
+    /// Where clients connect
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
+    pub listen: SocketAddr,
+    /// Where the operator connects (metrics, node states)
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9090")]
+    pub admin: SocketAddr,
+    /// Directory of ledger, keys, secrets and logs
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub data: PathBuf,
+    /// Print one line of JSON when ready, and nothing for people
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+struct ReportArgs {
+    /// Data directory of the gateway; it may be running
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    data: PathBuf,
+    /// Only this tenant
+    #[arg(long, value_name = "T")]
+    tenant: Option<String>,
+    /// Only requests that arrived at or after this time (2026-11-29, 2026-11-29T10:00:00Z, unix ms)
+    #[arg(long, value_name = "TIME")]
+    from: Option<String>,
+    /// Only requests that arrived before this time
+    #[arg(long, value_name = "TIME")]
+    to: Option<String>,
+    /// What one row stands for
+    #[arg(long, value_enum, default_value_t = By::Tenant)]
+    by: By,
+    /// How rows are printed
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+/// Reads the arguments of this process and does what they say.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Nobody left to tell if this fails.
+            let _ = error.print();
+            return if error.use_stderr() {
+                ExitCode::from(2)
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "homing: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Up(args) => crate::up::run(&args),
+        Command::Gateway { config } => {
+            log::to_stderr();
+            crate::serve::run(crate::config::Config::load(&config)?)
+        }
+        Command::Tenant(command) => keys::tenant(&command),
+        Command::Key(command) => keys::key(&command),
+        Command::Report(args) => {
+            log::to_stderr();
+            let ReportArgs {
+                data,
+                tenant,
+                from,
+                to,
+                by,
+                format,
+            } = args;
+            let report = Report::make(&Query {
+                data,
+                tenant,
+                from,
+                to,
+                by,
+            })?;
+            print(&report.print(format))
+        }
+    }
+}
+
+/// Writes a result to stdout. A reader that has gone away (`| head`) is no failure.
+fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Says something to a person; says nothing to a script.
+fn hint(text: &str) {
+    if std::io::stderr().is_terminal() {
+        let _ = writeln!(std::io::stderr(), "{text}");
+    }
+}

@@ -1,0 +1,217 @@
+//! What does a node hold, by its own account?
+//!
+//! One task a node: subscribe to its KV events, let [`Tracker`] say what each message means, and
+//! carry that out on the model's index. A message that was missed is asked for again at the
+//! node's replay endpoint while live ones go on arriving. When the connection breaks, or the health
+//! loop sees another process at the address, everything known of the node is forgotten and asked
+//! for from the beginning.
+//!
+//! Left out on purpose: endpoints to which the engine connects (vLLM without `*`): the node's
+//! events must be reachable at a stated address.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use cache_index::event::EventBatch;
+use cache_index::index::Index;
+use cache_index::trust::{Replay, Step, Tracker};
+use cache_index::wire::decode_batch;
+use futures_util::StreamExt;
+use tokio::sync::mpsc;
+use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket, ZmqMessage};
+
+use super::Fleet;
+use super::node::Node;
+use super::replay::{self, Reply};
+use crate::tasks::{Phase, Tasks};
+
+/// Longest wait for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Between two attempts to connect.
+const RECONNECT_EVERY: Duration = Duration::from_millis(200);
+
+/// Follows one node's events until the process stops.
+pub(super) async fn follow(fleet: Arc<Fleet>, node: Arc<Node>, tasks: Tasks) {
+    let Some(events) = node.events.clone() else {
+        return;
+    };
+    let drain = tasks.drain();
+    let mut model = node.model.subscribe();
+    loop {
+        let Some(name) = model.borrow_and_update().clone() else {
+            tokio::select! {
+                changed = model.changed() => if changed.is_err() { return },
+                () = drain.reached(Phase::Stopping) => return,
+            }
+            continue;
+        };
+        let index = fleet.index(&name);
+        let mut follower = Follower::new(Arc::clone(&node), index, tasks.clone());
+        let why = tokio::select! {
+            why = follower.connection(&events) => why,
+            () = node.lost.notified() => "the node is gone or was restarted",
+            _ = model.changed() => "the node serves another model",
+            () = drain.reached(Phase::Stopping) => return,
+        };
+        tracing::info!(node = %node.id, why, "KV events ended");
+        follower.lost();
+        tokio::select! {
+            () = tokio::time::sleep(RECONNECT_EVERY) => {}
+            () = drain.reached(Phase::Stopping) => return,
+        }
+    }
+}
+
+struct Follower {
+    node: Arc<Node>,
+    index: Arc<Index>,
+    tasks: Tasks,
+    tracker: Tracker,
+    /// Replies of the replay that runs; dropping it abandons the replay.
+    replies: Option<mpsc::Receiver<Reply>>,
+}
+
+impl Follower {
+    fn new(node: Arc<Node>, index: Arc<Index>, tasks: Tasks) -> Self {
+        let replay = if node.replay.is_some() {
+            Replay::Available
+        } else {
+            Replay::Absent
+        };
+        Self {
+            node,
+            index,
+            tasks,
+            tracker: Tracker::new(replay),
+            replies: None,
+        }
+    }
+
+    /// One connection from its beginning to its end; returns why it ended.
+    async fn connection(&mut self, endpoint: &str) -> &'static str {
+        let mut socket = SubSocket::new();
+        let mut monitor = socket.monitor();
+        // The socket would connect again by itself, unseen: each connection gets its own socket.
+        let connect = async {
+            socket.subscribe("").await?;
+            socket.connect(endpoint).await
+        };
+        match tokio::time::timeout(CONNECT_TIMEOUT, connect).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return "the events endpoint cannot be used",
+            Err(_) => return "no connection to the events endpoint",
+        }
+        let steps = self.tracker.on_connected();
+        self.carry_out(steps);
+        loop {
+            tokio::select! {
+                message = socket.recv() => match message {
+                    Ok(message) => self.live(&message),
+                    Err(_) => return "the events connection broke",
+                },
+                event = monitor.next() => {
+                    if let Some(SocketEvent::Disconnected(_) | SocketEvent::Closed) | None = event {
+                        return "the events connection ended";
+                    }
+                }
+                reply = next(&mut self.replies) => self.replayed(reply),
+            }
+        }
+    }
+
+    fn live(&mut self, message: &ZmqMessage) {
+        let frames: Vec<_> = message.iter().collect();
+        let [_topic, seq, payload] = frames.as_slice() else {
+            return;
+        };
+        let Ok(seq) = <[u8; 8]>::try_from(&seq[..]) else {
+            return;
+        };
+        let seq = u64::from_be_bytes(seq);
+        let steps = match decode_batch(payload) {
+            Ok(batch) => self.tracker.on_live(seq, batch),
+            Err(error) => {
+                tracing::warn!(node = %self.node.id, seq, %error, "KV events cannot be decoded");
+                self.tracker.on_undecodable(seq)
+            }
+        };
+        self.carry_out(steps);
+    }
+
+    fn replayed(&mut self, reply: Option<Reply>) {
+        let steps = match reply {
+            Some(Reply::Batch(seq, batch)) => self.tracker.on_replayed(seq, *batch),
+            Some(Reply::End) => {
+                self.replies = None;
+                self.tracker.on_replay_end()
+            }
+            Some(Reply::Failed(why)) => {
+                tracing::warn!(node = %self.node.id, why, "replay of KV events failed");
+                self.replies = None;
+                self.tracker.on_replay_failed()
+            }
+            None => {
+                self.replies = None;
+                self.tracker.on_replay_failed()
+            }
+        };
+        self.carry_out(steps);
+    }
+
+    fn lost(&mut self) {
+        self.replies = None;
+        let steps = self.tracker.on_lost();
+        self.carry_out(steps);
+        // Whatever the tracker remembers, a broken connection leaves nothing to believe.
+        self.index.forget(&self.node.id);
+    }
+
+    fn carry_out(&mut self, steps: Vec<Step>) {
+        for step in steps {
+            match step {
+                Step::Apply(batch) => self.apply(&batch),
+                Step::Forget => {
+                    self.node.resyncs.fetch_add(1, Ordering::Relaxed);
+                    self.index.forget(&self.node.id);
+                }
+                Step::Replay { from } => self.start_replay(from),
+            }
+        }
+        let (before, now) = (self.node.trust(), self.tracker.trust());
+        if before != now {
+            tracing::info!(
+                node = %self.node.id,
+                trust = ?now,
+                blocks = self.index.held(&self.node.id),
+                "index of the node changed its trust"
+            );
+            self.node.set_trust(now);
+        }
+    }
+
+    fn apply(&self, batch: &EventBatch) {
+        let applied = self.index.apply(&self.node.id, batch);
+        self.node.event_batches.fetch_add(1, Ordering::Relaxed);
+        tracing::trace!(node = %self.node.id, ?applied, "KV events applied");
+    }
+
+    fn start_replay(&mut self, from: u64) {
+        let Some(endpoint) = self.node.replay.clone() else {
+            return;
+        };
+        tracing::info!(node = %self.node.id, from, "replay of KV events begins");
+        let (sender, receiver) = mpsc::channel(replay::QUEUE_BATCHES);
+        self.replies = Some(receiver);
+        self.tasks
+            .spawn("kv-replay", replay::run(endpoint, from, sender));
+    }
+}
+
+/// The next reply of the replay that runs; never, where none runs.
+async fn next(replies: &mut Option<mpsc::Receiver<Reply>>) -> Option<Reply> {
+    match replies {
+        Some(replies) => replies.recv().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,228 @@
+//! What is known of one node?
+//!
+//! Three kinds of knowledge, each with one writer: what the operator said (fixed), what the node
+//! says of itself ([`Facts`], written by its health loop), and what this gateway has in flight
+//! there (counters, written by [`InFlight`](super::InFlight) guards). A decision sees them as one
+//! [`NodeView`].
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use cache_index::ids::NodeId;
+use cache_index::trust::Trust;
+use policies::breaker::{Breaker, BreakerParams, Gate};
+use policies::view::{NodeState, NodeView};
+use tokio::sync::{Notify, watch};
+
+use crate::config::NodeConfig;
+
+/// What a node says of itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// Whether it can take requests, by its last health checks.
+    pub state: NodeState,
+    /// Most tokens of prompt and answer together.
+    pub context_max: u64,
+    /// Blocks of 16 tokens in its KV pool; 0 if it does not say.
+    pub pool_blocks: u64,
+    /// Blocks of 16 tokens that running requests hold.
+    pub pool_used_blocks: u64,
+    /// Its own block size in tokens.
+    pub block_tokens: u64,
+    /// Its process start time, in seconds; tells one life from the next.
+    pub started_s: Option<f64>,
+    /// The shortest of its recent answers to a health check.
+    pub round_trip_ms: f64,
+}
+
+/// One node of the fleet.
+pub struct Node {
+    /// Configured name.
+    pub id: NodeId,
+    /// Where to connect.
+    pub addr: SocketAddr,
+    /// The authority of its URL, for the `host` header.
+    pub host: String,
+    /// Configured region.
+    pub region: String,
+    pub(super) events: Option<String>,
+    pub(super) replay: Option<String>,
+    pub(super) facts: ArcSwap<Facts>,
+    pub(super) model: watch::Sender<Option<Arc<str>>>,
+    pub(super) load: Load,
+    /// Wakes the health loop ahead of its time.
+    pub(super) check_now: Notify,
+    /// Tells the event consumer that the node it listened to is gone.
+    pub(super) lost: Notify,
+    breaker: Mutex<Breaker>,
+    born: Instant,
+    trust: AtomicU8,
+    pub(super) resyncs: AtomicU64,
+    pub(super) event_batches: AtomicU64,
+}
+
+/// What this gateway has in flight on a node, and how fast the node prefills.
+#[derive(Default)]
+pub(super) struct Load {
+    pub(super) requests: AtomicU64,
+    pub(super) prefill_tokens: AtomicU64,
+    pub(super) decode_tokens: AtomicU64,
+    /// Bits of an `f64`: tokens per second; 0.0 before the first measurement.
+    prefill_rate: AtomicU64,
+}
+
+/// Weight of a new measurement: about ten requests outweigh all before them.
+const RATE_WEIGHT: f64 = 0.2;
+
+impl Load {
+    pub(super) fn prefill_rate(&self) -> f64 {
+        f64::from_bits(self.prefill_rate.load(Ordering::Relaxed))
+    }
+
+    /// Takes one measurement in. Two at once may lose one of them, which does no harm.
+    pub(super) fn learn_prefill_rate(&self, tokens_per_s: f64) {
+        let before = self.prefill_rate();
+        let after = if before > 0.0 {
+            before + RATE_WEIGHT * (tokens_per_s - before)
+        } else {
+            tokens_per_s
+        };
+        self.prefill_rate.store(after.to_bits(), Ordering::Relaxed);
+    }
+}
+
+impl Node {
+    pub(super) fn new(config: &NodeConfig) -> Self {
+        let NodeConfig {
+            id,
+            addr,
+            host,
+            events,
+            replay,
+            region,
+        } = config;
+        Self {
+            id: id.clone(),
+            addr: *addr,
+            host: host.clone(),
+            region: region.clone(),
+            events: events.clone(),
+            replay: replay.clone(),
+            facts: ArcSwap::from_pointee(Facts {
+                state: NodeState::Down {
+                    why: "not checked yet".to_owned(),
+                },
+                context_max: 0,
+                pool_blocks: 0,
+                pool_used_blocks: 0,
+                block_tokens: 16,
+                started_s: None,
+                round_trip_ms: 0.0,
+            }),
+            model: watch::channel(None).0,
+            load: Load::default(),
+            check_now: Notify::new(),
+            lost: Notify::new(),
+            breaker: Mutex::new(Breaker::new(BreakerParams::default())),
+            born: Instant::now(),
+            trust: AtomicU8::new(0),
+            resyncs: AtomicU64::new(0),
+            event_batches: AtomicU64::new(0),
+        }
+    }
+
+    /// The model id that the node serves; `None` until it has answered once.
+    pub fn model(&self) -> Option<Arc<str>> {
+        self.model.borrow().clone()
+    }
+
+    /// What the node says of itself.
+    pub fn facts(&self) -> Arc<Facts> {
+        self.facts.load_full()
+    }
+
+    /// How far the index may be believed about this node.
+    pub fn trust(&self) -> Trust {
+        match self.trust.load(Ordering::Acquire) {
+            2 => Trust::Exact,
+            1 => Trust::Partial,
+            _ => Trust::Unknown,
+        }
+    }
+
+    /// How often everything known of it was forgotten.
+    pub fn resyncs(&self) -> u64 {
+        self.resyncs.load(Ordering::Relaxed)
+    }
+
+    /// How many batches of its KV events were applied.
+    pub fn event_batches(&self) -> u64 {
+        self.event_batches.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_trust(&self, trust: Trust) {
+        let code = match trust {
+            Trust::Unknown => 0,
+            Trust::Partial => 1,
+            Trust::Exact => 2,
+        };
+        self.trust.store(code, Ordering::Release);
+    }
+
+    /// Whether it takes requests now, health checks and breaker together.
+    pub fn state(&self) -> NodeState {
+        let state = self.facts.load().state.clone();
+        match (&state, self.gate()) {
+            (NodeState::Up, gate) if !gate.passes() => NodeState::BreakerOpen,
+            _ => state,
+        }
+    }
+
+    /// Requests of this gateway in flight there.
+    pub fn requests_in_flight(&self) -> u64 {
+        self.load.requests.load(Ordering::Relaxed)
+    }
+
+    /// The node as a decision sees it. How many sessions are bound to it is the caller's to add.
+    pub fn view(&self, overlap_blocks: usize) -> NodeView {
+        let state = self.state();
+        let facts = self.facts.load();
+        NodeView {
+            id: self.id.clone(),
+            region: self.region.clone(),
+            state,
+            round_trip_ms: facts.round_trip_ms,
+            inflight_prefill_tokens: self.load.prefill_tokens.load(Ordering::Relaxed),
+            inflight_decode_tokens: self.load.decode_tokens.load(Ordering::Relaxed),
+            prefill_tokens_per_s: self.load.prefill_rate(),
+            pool_blocks: facts.pool_blocks,
+            pool_used_blocks: facts.pool_used_blocks,
+            overlap_blocks,
+            node_block_tokens: facts.block_tokens,
+            context_max: facts.context_max,
+            bound_sessions: 0,
+        }
+    }
+
+    pub(super) fn set_facts(&self, change: impl FnOnce(&mut Facts)) {
+        let mut facts = Facts::clone(&self.facts.load());
+        change(&mut facts);
+        self.facts.store(Arc::new(facts));
+    }
+
+    /// What the breaker says now.
+    pub fn gate(&self) -> Gate {
+        self.with_breaker(|breaker, now_ms| breaker.gate(now_ms))
+    }
+
+    pub(super) fn with_breaker<T>(&self, act: impl FnOnce(&mut Breaker, u64) -> T) -> T {
+        let now_ms = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
+        act(
+            &mut self.breaker.lock().unwrap_or_else(PoisonError::into_inner),
+            now_ms,
+        )
+    }
+}

@@ -1,0 +1,86 @@
+//! What is printed when everything is ready?
+//!
+//! For a person: address, key, and two ways to try it that can be pasted. For a script: one line.
+
+use serde_json::json;
+
+use super::nodes::Nodes;
+use super::plan::Plan;
+use super::{DEMO, UpArgs};
+use crate::serve::Server;
+
+/// The line of `--json`.
+pub(super) fn json(server: &Server, plan: &Plan, nodes: &Nodes, key: Option<&str>) -> String {
+    let rows: Vec<_> = plan
+        .nodes
+        .iter()
+        .enumerate()
+        .map(|(number, node)| {
+            json!({
+                "id": node.id,
+                "url": format!("http://{}", node.http),
+                "pid": nodes.pid(number),
+            })
+        })
+        .collect();
+    let line = json!({
+        "url": format!("http://{}/v1", server.listen),
+        "api_key": key,
+        "admin": server.admin.map(|admin| format!("http://{admin}")),
+        "pid": std::process::id(),
+        "nodes": rows,
+        "model": plan.model,
+    });
+    format!("{line}\n")
+}
+
+/// The page for a person.
+pub(super) fn text(server: &Server, plan: &Plan, args: &UpArgs, key: Option<&str>) -> String {
+    let url = format!("http://{}/v1", server.listen);
+    let model = &plan.model;
+    let data = args.data.display();
+    let (shown, note) = match key {
+        Some(key) => (key.to_owned(), format!("(tenant {DEMO}; shown this once)")),
+        None => (
+            "$HOMING_API_KEY".to_owned(),
+            format!(
+                "(tenant {DEMO}; keys are stored only as hashes. Another one: homing key create \
+                 --tenant {DEMO} --data {data})"
+            ),
+        ),
+    };
+    let python_key = key.map_or_else(
+        || "os.environ[\"HOMING_API_KEY\"]".to_owned(),
+        |key| format!("\"{key}\""),
+    );
+    let import = if key.is_some() { "" } else { "import os; " };
+    let admin = server
+        .admin
+        .map_or_else(String::new, |admin| format!("http://{admin}"));
+    let threads = plan.threads;
+    let count = plan.nodes.len();
+    format!(
+        r#"
+Homing is ready.  Ctrl-C stops it.
+
+  address   {url}
+  API key   {shown}
+            {note}
+  model     {model}  ({count} nodes, {threads} threads each)
+  admin     {admin}/metrics  {admin}/admin/nodes
+  bill      homing report --data {data} --by session
+  logs      {data}/logs
+
+Try it:
+
+curl {url}/chat/completions -H "authorization: Bearer {shown}" \
+  -H "content-type: application/json" -H "x-session-affinity: my-first-agent" \
+  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+
+{import}from openai import OpenAI
+client = OpenAI(base_url="{url}", api_key={python_key})
+print(client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello!"}}]).choices[0].message.content)
+
+"#
+    )
+}
