@@ -23,6 +23,9 @@ pub use error::{ForwardError, ModelError};
 pub use file::GgufFile;
 
 use crate::ops::Ops;
+use crate::ops::cpu::{CpuOps, Portable};
+#[cfg(target_arch = "x86_64")]
+use crate::ops::cpu::{Avx2, Avx512};
 use crate::ops::reference::ReferenceOps;
 use llama::Llama;
 
@@ -33,6 +36,31 @@ pub enum OpsKind {
     Reference,
     /// Quantised kernels for this processor, f16 KV.
     Cpu,
+}
+
+/// An instruction set that the serving ops have kernels for. All give the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    /// x86-64 with AVX-512 VNNI.
+    Avx512,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// Any processor; slow.
+    Portable,
+}
+
+impl Variant {
+    /// All variants, best first.
+    pub const ALL: [Variant; 3] = [Variant::Avx512, Variant::Avx2, Variant::Portable];
+
+    /// The name in messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Variant::Avx512 => "avx512",
+            Variant::Avx2 => "avx2",
+            Variant::Portable => "portable",
+        }
+    }
 }
 
 /// How to load a model.
@@ -99,7 +127,7 @@ impl Model {
         let loading = Loading { file, config: Model::config(file.header())?, options };
         match options.ops {
             OpsKind::Reference => loading.run_on(ReferenceOps::new(options.threads), progress),
-            OpsKind::Cpu => loading.run_on(ReferenceOps::new(options.threads), progress),
+            OpsKind::Cpu => loading.run_on_cpu(progress),
         }
     }
 
@@ -177,6 +205,22 @@ struct Loading<'a> {
 }
 
 impl Loading<'_> {
+    /// On the best instruction set that this processor has.
+    fn run_on_cpu(self, progress: &mut dyn FnMut(f32)) -> Result<Model, ModelError> {
+        let threads = self.options.threads;
+        #[cfg(target_arch = "x86_64")]
+        {
+            if let Some(ops) = CpuOps::<Avx512>::new(threads) {
+                return self.run_on(ops, progress);
+            }
+            if let Some(ops) = CpuOps::<Avx2>::new(threads) {
+                return self.run_on(ops, progress);
+            }
+        }
+        let ops = CpuOps::<Portable>::new(threads);
+        self.run_on(ops.expect("the portable variant runs anywhere"), progress)
+    }
+
     fn run_on<O: Ops + 'static>(
         self,
         mut ops: O,

@@ -8,7 +8,7 @@
 //! The rule that binds every implementation: a row's result is a function of that row and of the
 //! KV before it alone. No sum may be cut differently because other rows are present.
 
-
+pub(crate) mod cpu;
 pub mod reference;
 
 use prompt::gguf::Dtype;

@@ -21,6 +21,16 @@ impl<'a, T> Disjoint<'a, T> {
         Disjoint { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
+    /// Values in the slice.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// The `len` values from `start` on. Panics if they lie past the end.
     ///
     /// # Safety

@@ -1,0 +1,313 @@
+//! Causal attention over the paged KV pool, with online softmax.
+//!
+//! A *tile* is up to [`TILE`] query vectors that share a key head: the heads of a group, for one
+//! or several rows. It walks the sequence's KV blocks from position 0 on: 16 keys are the lanes of
+//! a vector, so scores need no sum across lanes and a block is read once for the whole tile.
+//!
+//! Every [`SEGMENT`] positions the running result is closed and merged into the total. A short
+//! batch computes the segments of one tile on several threads; a long one walks them in turn. Both
+//! do the same operations in the same order, as blocks and segments lie at absolute positions, so
+//! how the work was cut moves no bit. A query that sees nothing of a block leaves its sums as they
+//! are: its weights are exactly 0 and its rescaling exactly 1.
+
+use super::isa::{Halves, Isa, Kernel, LANES};
+use crate::kv::storage::{BLOCK_TOKENS, KvShape};
+use crate::ops::{Heads, SeqInput};
+
+/// Query vectors in a tile: as many as there are registers for two partial sums each.
+pub(crate) const TILE: usize = 12;
+
+/// Positions whose weights share one online softmax; a multiple of the block. Two segments on two
+/// threads are worth a merge, and 256 positions of one head are 64 KB, half a second-level cache.
+pub(crate) const SEGMENT: usize = 256;
+
+/// The widest head; [`ModelConfig`](crate::model::ModelConfig) refuses wider ones.
+const DIM_MAX: usize = 256;
+
+/// Stands for minus infinity without its arithmetic: e to the power of it is 0 for any score.
+const NONE: f32 = -1e30;
+
+/// Tile sizes there are kernels for.
+pub(crate) const TILE_SIZES: [usize; 6] = [12, 8, 4, 3, 2, 1];
+
+/// Where queries, keys and values are.
+#[derive(Clone, Copy)]
+pub(crate) struct Source<'a> {
+    pub(crate) queries: &'a [f32],
+    pub(crate) heads: Heads,
+    pub(crate) kv: &'a [u16],
+    pub(crate) shape: KvShape,
+    pub(crate) layer: usize,
+}
+
+/// Query vectors of one sequence that share a key head. Vectors are counted row by row and within
+/// a row by the heads of the group.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    /// Index of the sequence in the batch.
+    pub(crate) sequence: usize,
+    /// The sequence's first row in the batch.
+    pub(crate) first_row: usize,
+    pub(crate) kv_head: usize,
+    /// First vector, and how many: one of [`TILE_SIZES`].
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+}
+
+impl Tile {
+    /// Row (in its sequence) and query head of the tile's vector `index`.
+    #[inline(always)]
+    fn vector(&self, heads: Heads, index: usize) -> (usize, usize) {
+        let group = heads.heads / heads.kv_heads;
+        let vector = self.first + index;
+        (vector / group, self.kv_head * group + vector % group)
+    }
+
+    /// Where the output (and the query) of vector `index` begins in the batch's rows.
+    #[inline(always)]
+    pub(crate) fn start(&self, heads: Heads, index: usize) -> usize {
+        let (row, head) = self.vector(heads, index);
+        ((self.first_row + row) * heads.heads + head) * heads.dim
+    }
+
+    /// How many positions vector `index` sees.
+    #[inline(always)]
+    fn sees(&self, seq: &SeqInput<'_>, heads: Heads, index: usize) -> usize {
+        seq.start + self.vector(heads, index).0 + 1
+    }
+
+    /// Segments that some vector of the tile sees.
+    pub(crate) fn segments(&self, seq: &SeqInput<'_>, heads: Heads) -> usize {
+        self.sees(seq, heads, self.count - 1).div_ceil(SEGMENT)
+    }
+}
+
+/// Softmax and weighted sum over some positions, not yet divided by the sum of weights.
+#[derive(Clone, Copy)]
+pub(crate) struct Partial<'a> {
+    pub(crate) largest: &'a [f32],
+    pub(crate) weight: &'a [f32],
+    /// One row of `dim` values per vector.
+    pub(crate) values: &'a [f32],
+}
+
+/// A tile over one segment, left as a partial result: `count` maxima, `count` sums, then values.
+pub(crate) struct AttendSegment<'a> {
+    pub(crate) source: Source<'a>,
+    pub(crate) tile: Tile,
+    pub(crate) seq: &'a SeqInput<'a>,
+    pub(crate) segment: usize,
+    pub(crate) out: &'a mut [f32],
+}
+
+/// Values in the partial result of a tile.
+pub(crate) fn partial_len(count: usize, dim: usize) -> usize {
+    count * (2 + dim)
+}
+
+/// The parts of a stored partial result.
+pub(crate) fn partial(stored: &[f32], count: usize) -> Partial<'_> {
+    let (largest, rest) = stored.split_at(count);
+    let (weight, values) = rest.split_at(count);
+    Partial { largest, weight, values }
+}
+
+impl Kernel for AttendSegment<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        match self.tile.count {
+            12 => self.store::<I, 12>(isa),
+            8 => self.store::<I, 8>(isa),
+            4 => self.store::<I, 4>(isa),
+            3 => self.store::<I, 3>(isa),
+            2 => self.store::<I, 2>(isa),
+            _ => self.store::<I, 1>(isa),
+        }
+    }
+}
+
+impl AttendSegment<'_> {
+    #[inline(always)]
+    fn store<I: Isa, const N: usize>(self, isa: I) {
+        let dim = self.source.heads.dim;
+        let walk = Walk::<N>::over(isa, &self.source, &self.tile, self.seq, self.segment);
+        let (largest, rest) = self.out.split_at_mut(N);
+        let (weight, values) = rest.split_at_mut(N);
+        largest.copy_from_slice(&walk.largest[..N]);
+        weight.copy_from_slice(&walk.weight[..N]);
+        for (out, values) in values.chunks_exact_mut(dim).zip(&walk.values) {
+            out.copy_from_slice(&values.as_flattened()[..dim]);
+        }
+    }
+}
+
+/// The running result of `N` query vectors over one segment.
+struct Walk<const N: usize> {
+    largest: [f32; LANES],
+    weight: [f32; LANES],
+    values: [[[f32; LANES]; DIM_MAX / LANES]; N],
+}
+
+impl<const N: usize> Walk<N> {
+    #[inline(always)]
+    fn over<I: Isa>(
+        isa: I,
+        source: &Source<'_>,
+        tile: &Tile,
+        seq: &SeqInput<'_>,
+        segment: usize,
+    ) -> Walk<N> {
+        let heads = source.heads;
+        let queries = Self::gather(source, tile);
+        let mut walk = Walk {
+            largest: [NONE; LANES],
+            weight: [0.0; LANES],
+            values: [[[0.0; LANES]; DIM_MAX / LANES]; N],
+        };
+        let mut weights = [isa.splat(0.0); N];
+        let end = tile.sees(seq, heads, N - 1).min((segment + 1) * SEGMENT);
+        let first_block = segment * SEGMENT / BLOCK_TOKENS;
+        for (index, block) in seq.blocks[..end.div_ceil(BLOCK_TOKENS)].iter().enumerate().skip(first_block) {
+            let start = source.shape.tile_start(source.layer, *block, tile.kv_head);
+            let stored = &source.kv[start..][..2 * source.shape.half_tile()];
+            let (keys, values) = stored.as_chunks::<LANES>().0.split_at(heads.dim);
+            let scores = Self::scores(isa, &queries, keys);
+            let mut chances = [[0.0; LANES]; N];
+            let before = walk.largest;
+            let mut powers = [isa.splat(0.0); N];
+            for vector in 0..N {
+                let seen = tile.sees(seq, heads, vector).saturating_sub(index * BLOCK_TOKENS);
+                let scores = isa.first(seen, scores[vector], NONE);
+                let largest = isa.largest(scores);
+                let largest = if largest > before[vector] { largest } else { before[vector] };
+                walk.largest[vector] = largest;
+                let power = isa.exp(isa.sub(scores, isa.splat(largest)));
+                powers[vector] = isa.first(seen, power, 0.0);
+                isa.store(powers[vector], &mut chances[vector]);
+            }
+            let change = isa.sub(isa.load(&before), isa.load(&walk.largest));
+            let mut rescale = [0.0; LANES];
+            isa.store(isa.exp(change), &mut rescale);
+            for vector in 0..N {
+                weights[vector] = isa.fma(weights[vector], isa.splat(rescale[vector]), powers[vector]);
+            }
+            walk.add_values(isa, values, &chances, &rescale);
+        }
+        for vector in 0..N {
+            walk.weight[vector] = isa.sum(weights[vector]);
+        }
+        walk
+    }
+
+    /// The tile's queries, scaled, with the same dimension of all vectors side by side.
+    #[inline(always)]
+    fn gather(source: &Source<'_>, tile: &Tile) -> [[f32; N]; DIM_MAX] {
+        let dim = source.heads.dim;
+        let scale = 1.0 / (dim as f32).sqrt();
+        let mut queries = [[0.0; N]; DIM_MAX];
+        for vector in 0..N {
+            let query = &source.queries[tile.start(source.heads, vector)..][..dim];
+            for (to, from) in queries.iter_mut().zip(query) {
+                to[vector] = from * scale;
+            }
+        }
+        queries
+    }
+
+    /// Query times key for 16 positions, dimensions in order, even and odd ones apart (one chain
+    /// of dependent additions would leave the units idle in a tile of one row).
+    #[inline(always)]
+    fn scores<I: Isa>(isa: I, queries: &[[f32; N]; DIM_MAX], keys: &[Halves]) -> [I::F; N] {
+        let mut even = [isa.splat(0.0); N];
+        let mut odd = [isa.splat(0.0); N];
+        let pairs = keys.as_chunks::<2>().0.iter().zip(queries.as_chunks::<2>().0);
+        for (keys, queries) in pairs {
+            let key = isa.load_half(&keys[0]);
+            for vector in 0..N {
+                even[vector] = isa.fma(key, isa.splat(queries[0][vector]), even[vector]);
+            }
+            let key = isa.load_half(&keys[1]);
+            for vector in 0..N {
+                odd[vector] = isa.fma(key, isa.splat(queries[1][vector]), odd[vector]);
+            }
+        }
+        for vector in 0..N {
+            even[vector] = isa.add(even[vector], odd[vector]);
+        }
+        even
+    }
+
+    /// values = values × rescale + chances × the block's values, positions in order.
+    #[inline(always)]
+    fn add_values<I: Isa>(
+        &mut self,
+        isa: I,
+        stored: &[Halves],
+        chances: &[[f32; LANES]; N],
+        rescale: &[f32; LANES],
+    ) {
+        let parts = stored.len() / BLOCK_TOKENS;
+        for part in 0..parts {
+            let mut sums = [isa.splat(0.0); N];
+            for vector in 0..N {
+                let old = isa.load(&self.values[vector][part]);
+                sums[vector] = isa.mul(old, isa.splat(rescale[vector]));
+            }
+            for token in 0..BLOCK_TOKENS {
+                let value = isa.load_half(&stored[token * parts + part]);
+                for vector in 0..N {
+                    sums[vector] = isa.fma(value, isa.splat(chances[vector][token]), sums[vector]);
+                }
+            }
+            for vector in 0..N {
+                isa.store(sums[vector], &mut self.values[vector][part]);
+            }
+        }
+    }
+}
+
+/// Merges the segments of a tile in order, divides, and writes the tile's outputs.
+pub(crate) struct Merge<'a> {
+    /// The partial results of the tile's segments, one after another.
+    pub(crate) partials: &'a mut [f32],
+    pub(crate) count: usize,
+    pub(crate) dim: usize,
+}
+
+impl Kernel for Merge<'_> {
+    type Output = ();
+    /// Leaves the finished values in the place of the first segment's.
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let (count, dim) = (self.count, self.dim);
+        let (total, later) = self.partials.split_at_mut(partial_len(count, dim));
+        let (largest, rest) = total.split_at_mut(count);
+        let (weight, values) = rest.split_at_mut(count);
+        for stored in later.chunks_exact(partial_len(count, dim)) {
+            let part = partial(stored, count);
+            for vector in 0..count {
+                let (old, new) = (largest[vector], part.largest[vector]);
+                let both = if new > old { new } else { old };
+                let mut factors = [0.0; LANES];
+                (factors[0], factors[1]) = (old - both, new - both);
+                let powers = isa.exp(isa.load(&factors));
+                isa.store(powers, &mut factors);
+                largest[vector] = both;
+                weight[vector] = weight[vector] * factors[0] + part.weight[vector] * factors[1];
+                let (old, new) = (isa.splat(factors[0]), isa.splat(factors[1]));
+                let range = vector * dim..(vector + 1) * dim;
+                let totals = values[range.clone()].as_chunks_mut::<LANES>().0;
+                for (total, part) in totals.iter_mut().zip(part.values[range].as_chunks().0) {
+                    let scaled = isa.mul(isa.load(total), old);
+                    isa.store(isa.fma(isa.load(part), new, scaled), total);
+                }
+            }
+        }
+        for (values, weight) in values.chunks_exact_mut(dim).zip(&*weight) {
+            for values in values.as_chunks_mut::<LANES>().0 {
+                isa.store(isa.div(isa.load(values), isa.splat(*weight)), values);
+            }
+        }
+    }
+}

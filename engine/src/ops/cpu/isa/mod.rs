@@ -1,0 +1,130 @@
+//! What may a kernel ask of the processor?
+//!
+//! Kernels are written once, over vectors of 16 lanes, and compiled for each instruction set that
+//! implements [`Isa`]. Every operation here is defined per lane and correctly rounded, and sums
+//! across lanes have one fixed order, so all variants give the same bits: the scalar one is the
+//! slow twin of the others, and a node may move to another machine without moving a logit.
+//!
+//! An `Isa` value is a proof: it exists only where [`Isa::detect`] found the instructions, which is
+//! what lets its methods be safe. Kernels and their helpers must be `#[inline(always)]` and free
+//! of closures over vectors: they have to end up inside the one function per variant that
+//! carries the `target_feature`, or vectors would go through memory at each call.
+
+pub(crate) mod portable;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+
+/// Lanes of a vector.
+pub(crate) const LANES: usize = 16;
+
+/// One cache line of packed weights.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Line(pub(crate) [u8; 64]);
+
+/// Sixteen f16 values by their bits: scales of 16 weight rows, or 16 stored keys or values.
+pub(crate) type Halves = [u16; LANES];
+
+/// A computation to be compiled for an instruction set.
+pub(crate) trait Kernel {
+    /// What it computes.
+    type Output;
+    /// Runs it. Implementations are `#[inline(always)]`.
+    fn run<I: Isa>(self, isa: I) -> Self::Output;
+}
+
+/// An instruction set, as operations on 16 lanes.
+pub(crate) trait Isa: Copy + Send + Sync + 'static {
+    /// 16 lanes of f32.
+    type F: Copy;
+    /// 16 lanes of i32.
+    type I: Copy;
+    /// 32 unsigned bytes for each of 16 weight rows.
+    type Weights: Copy;
+
+    /// The proof, if this processor has the instructions.
+    fn detect() -> Option<Self>;
+    /// Runs a kernel compiled for this instruction set.
+    fn run<K: Kernel>(self, kernel: K) -> K::Output;
+
+    fn splat(self, value: f32) -> Self::F;
+    fn load(self, from: &[f32; LANES]) -> Self::F;
+    fn store(self, value: Self::F, to: &mut [f32; LANES]);
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    fn abs(self, a: Self::F) -> Self::F;
+    /// The largest lane.
+    fn largest(self, a: Self::F) -> f32;
+    /// The first `count` lanes of `a`, then `rest`.
+    fn first(self, count: usize, a: Self::F, rest: f32) -> Self::F;
+
+    fn load_half(self, from: &Halves) -> Self::F;
+    /// Rounds to nearest, ties to even.
+    fn store_half(self, value: Self::F, to: &mut Halves);
+
+    fn to_float(self, a: Self::I) -> Self::F;
+    /// Rounds to nearest, ties to even.
+    fn round(self, a: Self::F) -> Self::I;
+    /// 2 to the power of each lane, for lanes from -126 to 127.
+    fn power_of_two(self, a: Self::I) -> Self::F;
+    /// The sum of all lanes.
+    fn total(self, a: Self::I) -> i32;
+    /// Stores the lanes as bytes; they fit.
+    fn store_bytes(self, a: Self::I, to: &mut [i8; LANES]);
+
+    /// A block of 4-bit weights: byte `4r + i` of line `l` holds, for row `r`, column `4l + i` in
+    /// its low and column `16 + 4l + i` in its high nibble.
+    fn nibbles(self, lines: &[Line; 4]) -> Self::Weights;
+    /// A block of bytes: byte `4r + i` of line `l` is row `r`, column `4l + i`, plus 128.
+    fn bytes(self, lines: &[Line; 8]) -> Self::Weights;
+    /// For each row: `start` plus the sum of weight times input, for weights below 16.
+    fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: i32) -> Self::I;
+    /// For each row: the sum of (weight - 128) times input. `sum` is the input's own sum, of
+    /// which some instruction sets make use.
+    fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], sum: i32) -> Self::I;
+
+    /// The sum of all lanes, always in the same order: halves onto each other, four times.
+    #[inline(always)]
+    fn sum(self, a: Self::F) -> f32 {
+        let mut lanes = [0.0; LANES];
+        self.store(a, &mut lanes);
+        let mut width = LANES / 2;
+        while width > 0 {
+            for lane in 0..width {
+                lanes[lane] += lanes[lane + width];
+            }
+            width /= 2;
+        }
+        lanes[0]
+    }
+
+    /// e to the power of each lane, to about 1 part in 10^7, and exactly 1 for 0. Lanes beyond
+    /// what f32 holds are taken for the nearest that fits.
+    #[inline(always)]
+    fn exp(self, a: Self::F) -> Self::F {
+        const POLYNOMIAL: [f32; 6] =
+            [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 1.0 / 2.0, 1.0];
+        // ln 2 in two parts, so that the multiple taken off is exact.
+        const LN_2_HIGH: f32 = 0.693_359_4;
+        const LN_2_LOW: f32 = -2.121_944_4e-4;
+        let a = self.min(self.max(a, self.splat(-87.0)), self.splat(88.0));
+        let power = self.round(self.mul(a, self.splat(std::f32::consts::LOG2_E)));
+        let whole = self.to_float(power);
+        let rest = self.fma(whole, self.splat(-LN_2_HIGH), a);
+        let rest = self.fma(whole, self.splat(-LN_2_LOW), rest);
+        let mut sum = self.splat(POLYNOMIAL[0]);
+        for factor in &POLYNOMIAL[1..] {
+            sum = self.fma(sum, rest, self.splat(*factor));
+        }
+        let sum = self.fma(sum, rest, self.splat(1.0));
+        self.mul(sum, self.power_of_two(power))
+    }
+}

@@ -1,0 +1,304 @@
+//! The ops that serve: packed quantised weights, int8 activations, f16 keys and values.
+//!
+//! [`isa`] says what a processor must offer, and has one file per instruction set; the kernels in
+//! [`product`], [`attention`], [`rows`] and [`positions`] are written once over it. This file cuts
+//! each op into chunks for the threads. The cut depends on the batch; the result of a row does not.
+
+mod attention;
+mod isa;
+mod pack;
+mod positions;
+mod product;
+mod rows;
+
+use attention::{AttendSegment, Merge, Source, TILE_SIZES, Tile, partial_len};
+use isa::{Isa, LANES};
+use pack::Packed;
+use positions::{Rotate, StoreBlock};
+use product::{GatedProduct, GroupProduct, Put};
+use rows::{Norm, PANEL, Quantise, Rows};
+
+pub(crate) use isa::portable::Portable;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use isa::{avx2::Avx2, avx512::Avx512};
+
+use crate::kv::storage::{BLOCK_TOKENS, KvStorage};
+use crate::ops::{Heads, Ops, Rotation, RowOrder, SeqInput, Tensor};
+use crate::sys::disjoint::Disjoint;
+use crate::sys::pool::Pool;
+
+/// Chunks per thread that a product of few rows is cut into: enough that a thread that was
+/// descheduled leaves the others something to take, few enough that claiming costs nothing.
+const CHUNKS_PER_THREAD: usize = 8;
+
+/// The op set for one instruction set.
+pub(crate) struct CpuOps<I> {
+    isa: I,
+    pool: Pool,
+    /// Some matrix is not quantised, so rows must keep their floats.
+    dense: bool,
+    /// One row of the norm, per panel.
+    normed: Vec<f32>,
+    /// Rows of f32 on their way to being quantised.
+    floats: Vec<f32>,
+    tiles: Vec<Tile>,
+    partials: Vec<f32>,
+    blocks: Vec<BlockWrite>,
+}
+
+/// Rows of one sequence that go into one block.
+#[derive(Clone, Copy)]
+struct BlockWrite {
+    sequence: usize,
+    /// First row in the batch, and how many.
+    first_row: usize,
+    rows: usize,
+    position: usize,
+}
+
+impl<I: Isa> CpuOps<I> {
+    /// The op set on its own threads, if the processor has the instructions.
+    pub(crate) fn new(threads: usize) -> Option<CpuOps<I>> {
+        Some(CpuOps {
+            isa: I::detect()?,
+            pool: Pool::new(threads),
+            dense: false,
+            normed: Vec::new(),
+            floats: Vec::new(),
+            tiles: Vec::new(),
+            partials: Vec::new(),
+            blocks: Vec::new(),
+        })
+    }
+
+    /// Quantises `self.floats` into `out`, a panel at a time.
+    fn quantise(&mut self, cols: usize, out: &mut Rows) {
+        let CpuOps { isa, pool, floats, dense, .. } = self;
+        let rows = floats.len() / cols;
+        out.resize(rows, cols, *dense);
+        let writer = out.writer();
+        pool.run(rows.div_ceil(PANEL), &|panel| {
+            let rows = &floats[panel * PANEL * cols..];
+            let rows = &rows[..rows.len().min(PANEL * cols)];
+            // SAFETY: each panel is one chunk.
+            #[expect(unsafe_code, reason = "chunks are apart, which Rust cannot see")]
+            let panel = unsafe { writer.panel(panel, rows.len() / cols) };
+            isa.run(Quantise { rows, panel });
+        });
+    }
+
+    /// Cuts `groups` groups into chunks: one group each when there are rows enough to make that
+    /// worth a claim.
+    fn chunk_of_groups(&self, groups: usize, rows: usize) -> usize {
+        if rows >= PANEL {
+            return 1;
+        }
+        groups.div_ceil(self.pool.threads() * CHUNKS_PER_THREAD)
+    }
+
+    fn product(&mut self, input: &Rows, parts: &mut [(&Packed, &mut [f32])], put: Put) {
+        let groups: usize = parts.iter().map(|(matrix, _)| matrix.groups()).sum();
+        let chunk_groups = self.chunk_of_groups(groups, input.rows);
+        let shared: Vec<(&Packed, Disjoint<'_, f32>)> =
+            parts.iter_mut().map(|(matrix, out)| (*matrix, Disjoint::new(out))).collect();
+        let isa = self.isa;
+        self.pool.run(groups.div_ceil(chunk_groups), &|chunk| {
+            let first = chunk * chunk_groups;
+            for mut group in first..(first + chunk_groups).min(groups) {
+                let mut parts = shared.iter();
+                let (matrix, out) = loop {
+                    let (matrix, out) = parts.next().expect("groups are counted over the parts");
+                    match group.checked_sub(matrix.groups()) {
+                        Some(later) => group = later,
+                        None => break (*matrix, out),
+                    }
+                };
+                isa.run(GroupProduct { input, matrix, group, put, out });
+            }
+        });
+    }
+}
+
+impl<I: Isa> Ops for CpuOps<I> {
+    type Matrix = Packed;
+    type Input = Rows;
+    type KvValue = u16;
+
+    fn pack(&mut self, tensor: &Tensor<'_>, order: RowOrder) -> Packed {
+        let packed = Packed::new(tensor, order);
+        self.dense |= packed.is_dense();
+        packed
+    }
+
+    fn matrix_bytes(matrix: &Packed) -> usize {
+        matrix.bytes()
+    }
+
+    fn embed(&mut self, table: &Packed, tokens: &[u32], out: &mut [f32]) {
+        let cols = table.cols;
+        self.pool.each_chunk(out, cols * PANEL, |chunk, out| {
+            for (out, token) in out.chunks_exact_mut(cols).zip(&tokens[chunk * PANEL..]) {
+                table.row(*token as usize, out);
+            }
+        });
+    }
+
+    fn norm(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut Rows) {
+        let cols = weight.len();
+        let rows = x.len() / cols;
+        out.resize(rows, cols, self.dense);
+        let panels = rows.div_ceil(PANEL);
+        self.normed.resize(panels * cols, 0.0);
+        let (isa, writer) = (self.isa, out.writer());
+        let scratch = Disjoint::new(&mut self.normed);
+        self.pool.run(panels, &|panel| {
+            let rows = &x[panel * PANEL * cols..];
+            let rows = &rows[..rows.len().min(PANEL * cols)];
+            // SAFETY: each panel, with its row of scratch, is one chunk.
+            #[expect(unsafe_code, reason = "chunks are apart, which Rust cannot see")]
+            let (scratch, panel) = unsafe {
+                (scratch.range(panel * cols, cols), writer.panel(panel, rows.len() / cols))
+            };
+            isa.run(Norm { rows, weight, eps, scratch, panel });
+        });
+    }
+
+    fn project(&mut self, input: &Rows, parts: &mut [(&Packed, &mut [f32])]) {
+        self.product(input, parts, Put::Store);
+    }
+
+    fn project_add(&mut self, input: &Rows, matrix: &Packed, x: &mut [f32]) {
+        self.product(input, &mut [(matrix, x)], Put::Add);
+    }
+
+    fn gated(&mut self, input: &Rows, gate: &Packed, up: &Packed, out: &mut Rows) {
+        let groups = gate.groups();
+        let chunk_groups = self.chunk_of_groups(2 * groups, input.rows).div_ceil(2);
+        self.floats.resize(input.rows * gate.rows, 0.0);
+        let isa = self.isa;
+        let floats = Disjoint::new(&mut self.floats);
+        self.pool.run(groups.div_ceil(chunk_groups), &|chunk| {
+            let first = chunk * chunk_groups;
+            for group in first..(first + chunk_groups).min(groups) {
+                isa.run(GatedProduct { input, gate, up, group, out: &floats });
+            }
+        });
+        self.quantise(gate.rows, out);
+    }
+
+    fn rotate(&mut self, x: &mut [f32], rows: usize, rotation: &Rotation) {
+        let row_len = x.len() / rows;
+        let isa = self.isa;
+        self.pool.each_chunk(x, row_len * PANEL, |chunk, x| {
+            isa.run(Rotate { x, row_len, rotation, first: chunk * PANEL });
+        });
+    }
+
+    fn store(
+        &mut self,
+        layer: usize,
+        batch: &[SeqInput<'_>],
+        (keys, values): (&[f32], &[f32]),
+        kv: &mut KvStorage<u16>,
+    ) {
+        self.plan_blocks(batch);
+        let shape = kv.shape();
+        let row_len = shape.heads * shape.head_dim;
+        let (isa, blocks) = (self.isa, &self.blocks);
+        let pool = Disjoint::new(kv.values_mut());
+        // Sixteen decoding sequences write one row each: not worth waking anyone.
+        let per_chunk = if keys.len() / row_len <= BLOCK_TOKENS { blocks.len() } else { 1 };
+        self.pool.run(blocks.len().div_ceil(per_chunk), &|chunk| {
+            for write in blocks.iter().skip(chunk * per_chunk).take(per_chunk) {
+                let block = batch[write.sequence].blocks[write.position / BLOCK_TOKENS];
+                let start = shape.tile_start(layer, block, 0);
+                // SAFETY: a block is written by one sequence only, which `Model::forward`
+                // checks, and all of the sequence's rows in it are one entry of the plan.
+                #[expect(unsafe_code, reason = "blocks are apart, which Rust cannot see")]
+                let tiles = unsafe { pool.range(start, shape.heads * 2 * shape.half_tile()) };
+                let rows = write.first_row * row_len..(write.first_row + write.rows) * row_len;
+                let (keys, values) = (&keys[rows.clone()], &values[rows]);
+                let token = write.position % BLOCK_TOKENS;
+                isa.run(StoreBlock { tiles, shape, keys, values, token });
+            }
+        });
+    }
+
+    fn attend(
+        &mut self,
+        layer: usize,
+        batch: &[SeqInput<'_>],
+        (queries, heads): (&[f32], Heads),
+        kv: &KvStorage<u16>,
+        out: &mut Rows,
+    ) {
+        self.plan_tiles(batch, heads);
+        let source = Source { queries, heads, kv: kv.values(), shape: kv.shape(), layer };
+        self.attend_tiles(batch, source);
+        self.quantise(heads.heads * heads.dim, out);
+    }
+}
+
+impl<I: Isa> CpuOps<I> {
+    fn plan_blocks(&mut self, batch: &[SeqInput<'_>]) {
+        self.blocks.clear();
+        let mut first_row = 0;
+        for (sequence, seq) in batch.iter().enumerate() {
+            let (mut position, end) = (seq.start, seq.start + seq.tokens.len());
+            while position < end {
+                let rows = (BLOCK_TOKENS - position % BLOCK_TOKENS).min(end - position);
+                self.blocks.push(BlockWrite { sequence, first_row, rows, position });
+                first_row += rows;
+                position += rows;
+            }
+        }
+    }
+
+    fn plan_tiles(&mut self, batch: &[SeqInput<'_>], heads: Heads) {
+        self.tiles.clear();
+        let mut first_row = 0;
+        for (sequence, seq) in batch.iter().enumerate() {
+            let vectors = seq.tokens.len() * (heads.heads / heads.kv_heads);
+            for kv_head in 0..heads.kv_heads {
+                let mut first = 0;
+                while first < vectors {
+                    let fits = |size: &&usize| **size <= vectors - first;
+                    let count = *TILE_SIZES.iter().find(fits).expect("a tile of one always fits");
+                    self.tiles.push(Tile { sequence, first_row, kv_head, first, count });
+                    first += count;
+                }
+            }
+            first_row += seq.tokens.len();
+        }
+    }
+
+    /// Fills `self.floats` with the outputs of the planned tiles.
+    fn attend_tiles(&mut self, batch: &[SeqInput<'_>], source: Source<'_>) {
+        let CpuOps { isa, pool, floats, tiles, .. } = self;
+        let heads = source.heads;
+        floats.resize(source.queries.len(), 0.0);
+        let out = Disjoint::new(floats);
+        pool.run(tiles.len(), &|index| {
+            let tile = tiles[index];
+            let seq = &batch[tile.sequence];
+            let len = partial_len(tile.count, heads.dim);
+            let segments = tile.segments(seq, heads);
+            let mut partials = vec![0.0; segments * len];
+            for (segment, out) in partials.chunks_exact_mut(len).enumerate() {
+                isa.run(AttendSegment { source, tile, seq, segment, out });
+            }
+            let partials = &mut partials;
+            isa.run(Merge { partials, count: tile.count, dim: heads.dim });
+            let values = partials[2 * tile.count..len].chunks_exact(heads.dim);
+            for (vector, values) in values.enumerate() {
+                // SAFETY: each query vector's output belongs to one tile, and each tile is one
+                // chunk.
+                #[expect(unsafe_code, reason = "tiles are apart, which Rust cannot see")]
+                let out = unsafe { out.range(tile.start(heads, vector), heads.dim) };
+                out.copy_from_slice(values);
+            }
+        });
+    }
+}
+
+const _: () = assert!(BLOCK_TOKENS == LANES, "a block of keys is one vector");

@@ -1,0 +1,190 @@
+//! What does a matrix product read?
+//!
+//! Rows of int8 with one f32 scale per 32 columns, quantised once for all products that share
+//! them. Rows lie in *panels* of [`PANEL`]: inside a panel, the same block of all rows is
+//! contiguous, so the product's inner loop has one pointer and constant offsets, and a panel with
+//! a group of weights fits the first cache. A row is quantised by itself; which panel it lies in
+//! changes its address and no bit of it.
+
+use super::isa::{Isa, Kernel, LANES};
+use super::pack::BLOCK;
+use crate::sys::disjoint::Disjoint;
+
+/// Rows in a panel: as many as there are registers for, beside eight of weights.
+pub(crate) const PANEL: usize = 12;
+
+/// Quantised rows.
+#[derive(Debug, Default)]
+pub struct Rows {
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) quants: Vec<[[i8; BLOCK]; PANEL]>,
+    /// What one step of a quant is worth.
+    pub(crate) scales: Vec<[f32; PANEL]>,
+    /// The sum of a block's quants.
+    pub(crate) sums: Vec<[i32; PANEL]>,
+    /// The same as a number: `scale × sum`.
+    pub(crate) totals: Vec<[f32; PANEL]>,
+    /// The rows before quantisation, for weights that are not quantised; empty if there are none.
+    pub(crate) floats: Vec<f32>,
+}
+
+impl Rows {
+    /// Blocks of 32 columns in a row.
+    pub(crate) fn blocks(&self) -> usize {
+        self.cols / BLOCK
+    }
+
+    /// Sizes the buffers. What they hold until written is of no meaning.
+    pub(crate) fn resize(&mut self, rows: usize, cols: usize, keep_floats: bool) {
+        (self.rows, self.cols) = (rows, cols);
+        let blocks = rows.div_ceil(PANEL) * self.blocks();
+        self.quants.resize(blocks, [[0; BLOCK]; PANEL]);
+        self.scales.resize(blocks, [0.0; PANEL]);
+        self.sums.resize(blocks, [0; PANEL]);
+        self.totals.resize(blocks, [0.0; PANEL]);
+        self.floats.resize(if keep_floats { rows * cols } else { 0 }, 0.0);
+    }
+
+    /// The rows as something that several threads fill, each its own panels.
+    pub(crate) fn writer(&mut self) -> RowsWriter<'_> {
+        RowsWriter {
+            blocks: self.blocks(),
+            cols: self.cols,
+            quants: Disjoint::new(&mut self.quants),
+            scales: Disjoint::new(&mut self.scales),
+            sums: Disjoint::new(&mut self.sums),
+            totals: Disjoint::new(&mut self.totals),
+            floats: Disjoint::new(&mut self.floats),
+        }
+    }
+}
+
+/// See [`Rows::writer`].
+pub(crate) struct RowsWriter<'a> {
+    blocks: usize,
+    cols: usize,
+    quants: Disjoint<'a, [[i8; BLOCK]; PANEL]>,
+    scales: Disjoint<'a, [f32; PANEL]>,
+    sums: Disjoint<'a, [i32; PANEL]>,
+    totals: Disjoint<'a, [f32; PANEL]>,
+    floats: Disjoint<'a, f32>,
+}
+
+impl RowsWriter<'_> {
+    /// The panel that starts at row `panel * PANEL`.
+    ///
+    /// # Safety
+    /// No panel may be asked for while it is in use.
+    #[expect(unsafe_code, reason = "panels are apart, which Rust cannot see")]
+    pub(crate) unsafe fn panel(&self, panel: usize, rows: usize) -> PanelMut<'_> {
+        let (start, len) = (panel * self.blocks, self.blocks);
+        let floats = if self.floats.is_empty() { 0 } else { rows * self.cols };
+        // SAFETY: the ranges of two panels do not overlap; the caller keeps each to one user.
+        unsafe {
+            PanelMut {
+                cols: self.cols,
+                quants: self.quants.range(start, len),
+                scales: self.scales.range(start, len),
+                sums: self.sums.range(start, len),
+                totals: self.totals.range(start, len),
+                floats: self.floats.range(if floats == 0 { 0 } else { panel * PANEL * self.cols }, floats),
+            }
+        }
+    }
+}
+
+/// One panel, to be filled row by row.
+pub(crate) struct PanelMut<'a> {
+    cols: usize,
+    quants: &'a mut [[[i8; BLOCK]; PANEL]],
+    scales: &'a mut [[f32; PANEL]],
+    sums: &'a mut [[i32; PANEL]],
+    totals: &'a mut [[f32; PANEL]],
+    floats: &'a mut [f32],
+}
+
+impl PanelMut<'_> {
+    /// Quantises a row into place `slot` of the panel.
+    #[inline(always)]
+    pub(crate) fn put<I: Isa>(&mut self, isa: I, slot: usize, row: &[f32]) {
+        if !self.floats.is_empty() {
+            self.floats[slot * self.cols..][..self.cols].copy_from_slice(row);
+        }
+        for (block, values) in row.as_chunks::<BLOCK>().0.iter().enumerate() {
+            self.put_block(isa, (block, slot), values);
+        }
+    }
+
+    /// Quantises one block: the largest value becomes ±127.
+    #[inline(always)]
+    fn put_block<I: Isa>(&mut self, isa: I, (block, slot): (usize, usize), values: &[f32; BLOCK]) {
+        let halves = values.as_chunks::<LANES>().0;
+        let (low, high) = (isa.load(&halves[0]), isa.load(&halves[1]));
+        let largest = isa.largest(isa.max(isa.abs(low), isa.abs(high)));
+        // A block of zeros, or of values so small that the inverse would overflow, is all zeros.
+        let steps = if largest > 1e-30 { 127.0 / largest } else { 0.0 };
+        let scale = largest / 127.0;
+        let low = isa.round(isa.mul(low, isa.splat(steps)));
+        let high = isa.round(isa.mul(high, isa.splat(steps)));
+        let sum = isa.total(low) + isa.total(high);
+        let quants = self.quants[block][slot].as_chunks_mut::<LANES>().0;
+        isa.store_bytes(low, &mut quants[0]);
+        isa.store_bytes(high, &mut quants[1]);
+        self.scales[block][slot] = scale;
+        self.sums[block][slot] = sum;
+        self.totals[block][slot] = scale * sum as f32;
+    }
+}
+
+/// Quantises the rows of a panel from plain f32.
+pub(crate) struct Quantise<'a> {
+    pub(crate) rows: &'a [f32],
+    pub(crate) panel: PanelMut<'a>,
+}
+
+impl Kernel for Quantise<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<I: Isa>(mut self, isa: I) {
+        let cols = self.panel.cols;
+        for (slot, row) in self.rows.chunks_exact(cols).enumerate() {
+            self.panel.put(isa, slot, row);
+        }
+    }
+}
+
+/// Root-mean-square norm of the rows of a panel, quantised.
+pub(crate) struct Norm<'a> {
+    pub(crate) rows: &'a [f32],
+    pub(crate) weight: &'a [f32],
+    pub(crate) eps: f32,
+    /// Room for one row.
+    pub(crate) scratch: &'a mut [f32],
+    pub(crate) panel: PanelMut<'a>,
+}
+
+impl Kernel for Norm<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<I: Isa>(mut self, isa: I) {
+        let cols = self.panel.cols;
+        let weight = self.weight.as_chunks::<LANES>().0;
+        for (slot, row) in self.rows.chunks_exact(cols).enumerate() {
+            let row = row.as_chunks::<LANES>().0;
+            let mut squares = isa.splat(0.0);
+            for values in row {
+                let values = isa.load(values);
+                squares = isa.fma(values, values, squares);
+            }
+            let scale = 1.0 / (isa.sum(squares) / cols as f32 + self.eps).sqrt();
+            let scale = isa.splat(scale);
+            let normed = self.scratch.as_chunks_mut::<LANES>().0;
+            for ((out, values), weight) in normed.iter_mut().zip(row).zip(weight) {
+                let value = isa.mul(isa.load(values), scale);
+                isa.store(isa.mul(value, isa.load(weight)), out);
+            }
+            self.panel.put(isa, slot, self.scratch);
+        }
+    }
+}
