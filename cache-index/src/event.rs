@@ -134,7 +134,8 @@ pub struct EventBatch {
 
 impl EventBatch {
     /// A batch that stands for all history before it: everything goes, then `stored` (parents
-    /// before children) is all there is.
+    /// before children) is all there is. The timestamp is that of the last batch it includes: a
+    /// later one would make the batches that follow look older than they are.
     pub fn snapshot(timestamp: f64, boot_id: &str, stored: Vec<KvEvent>) -> Self {
         let mut events = stored;
         events.insert(0, KvEvent::Cleared);

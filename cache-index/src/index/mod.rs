@@ -6,8 +6,8 @@
 //! takes only to exchange a pointer. What a lookup sees of an event half applied is some of its
 //! blocks, which is what a moment earlier or later looks like anyway.
 //!
-//! Memory is bounded: see [`Limits`]. A block costs about 100 bytes: 48 to 80 in its node's map,
-//! 21 to 64 in the table. At a limit new blocks are left out, which credits too little and never
+//! Memory is bounded: see [`Limits`]. A block costs 80 to 180 bytes, depending on how full the maps
+//! are: 56 to 112 in its node's map, 21 to 64 in the table. At a limit new blocks are left out, which credits too little and never
 //! too much, and removals make room again.
 //!
 //! The index believes what it is told. Whether a node's stream deserves that is decided in
@@ -45,7 +45,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// A node of 64 million tokens of KV, a fleet of 256 million: 1.6 GB at the very most.
+    /// A node of 64 million tokens of KV, a fleet of 256 million: 3 GB at the very most.
     fn default() -> Self {
         Self {
             node_blocks_max: 4_000_000,

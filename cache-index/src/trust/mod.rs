@@ -101,7 +101,10 @@ pub struct Tracker {
     state: State,
     /// The next sequence number; none where any would do.
     next: Option<u64>,
+    /// The life that the applied and waiting messages are of.
     boot_id: Option<String>,
+    /// The life of the last live message; it moves forward only, but can lag behind a replay.
+    live_boot_id: Option<String>,
     last_timestamp: f64,
     /// Number and timestamp of the last applied messages.
     recent: VecDeque<(u64, f64)>,
@@ -119,6 +122,7 @@ impl Tracker {
             state: State::Lost,
             next: None,
             boot_id: None,
+            live_boot_id: None,
             last_timestamp: f64::NEG_INFINITY,
             recent: VecDeque::new(),
             waiting: VecDeque::new(),
@@ -138,6 +142,7 @@ impl Tracker {
     /// The subscription is connected (again). To be reported once messages flow, so that none
     /// falls between the replay and the live stream.
     pub fn on_connected(&mut self) -> Vec<Step> {
+        self.live_boot_id = None;
         self.start_over()
     }
 
@@ -151,10 +156,15 @@ impl Tracker {
 
     /// A live message arrived.
     pub fn on_live(&mut self, seq: u64, batch: EventBatch) -> Vec<Step> {
-        let is_other_life = self.is_other_boot(&batch);
+        let has_moved = batch.boot_id.is_some() && batch.boot_id != self.live_boot_id;
+        if has_moved {
+            self.live_boot_id.clone_from(&batch.boot_id);
+        }
         match self.state {
             State::Lost => Vec::new(),
-            _ if is_other_life => self.restarted(seq, batch),
+            _ if self.is_other_boot(&batch) && has_moved => self.restarted(seq, batch),
+            // The live stream is behind a replay that has told of a later life.
+            _ if self.is_other_boot(&batch) => Vec::new(),
             State::Replaying { .. } => {
                 self.wait(seq, batch);
                 Vec::new()
@@ -213,30 +223,29 @@ impl Tracker {
         let mut steps = Vec::new();
         let State::Replaying {
             mut then,
-            mut has_progressed,
+            has_progressed,
             ..
         } = self.state
         else {
             return steps;
         };
         while let Some((seq, batch)) = self.waiting.pop_front() {
-            let next = self.next.unwrap_or(0);
-            if seq < next {
-                if !self.is_repetition(seq, &batch) {
-                    let later = std::mem::take(&mut self.waiting);
-                    steps.extend(self.restarted(seq, batch));
-                    steps.extend(
-                        later
-                            .into_iter()
-                            .flat_map(|(seq, batch)| self.on_live(seq, batch)),
-                    );
-                    return steps;
-                }
-                continue;
-            }
-            // Said by an earlier life of the engine, before what has been replayed.
+            // Replayed already, or left over from an earlier life of the engine.
             if batch.timestamp < self.last_timestamp {
                 continue;
+            }
+            let next = self.next.unwrap_or(0);
+            if seq < next && self.is_repetition(seq, &batch) {
+                continue;
+            } else if seq < next {
+                let later = std::mem::take(&mut self.waiting);
+                steps.extend(self.restarted(seq, batch));
+                steps.extend(
+                    later
+                        .into_iter()
+                        .flat_map(|(seq, batch)| self.on_live(seq, batch)),
+                );
+                return steps;
             }
             if batch.is_snapshot() {
                 then = History::Complete;
@@ -338,10 +347,10 @@ impl Tracker {
     }
 
     fn reset(&mut self) {
-        let fresh = Self::new(self.replay);
         *self = Self {
             state: self.state,
-            ..fresh
+            live_boot_id: self.live_boot_id.take(),
+            ..Self::new(self.replay)
         };
     }
 

@@ -245,6 +245,33 @@ fn a_boot_id_shows_every_restart() {
 }
 
 #[test]
+fn a_live_stream_that_lags_behind_a_replay_does_not_bring_an_old_life_back() {
+    let connected = [Connected, Boot(7, "a"), ReplayedBoot(0, "b")];
+    // "a" or "b", which is the later one? The replay is asked again, and then it is clear.
+    let inputs = [
+        &connected[..],
+        &[ReplayedBoot(0, "b"), End, Boot(8, "a"), Boot(1, "b")],
+    ]
+    .concat();
+    check(
+        &inputs,
+        "forget replay(0) forget replay(0) 0 1",
+        Trust::Exact,
+    );
+    // One more replay for each life that the live stream goes through, not for each message.
+    let late = [
+        Boot(3, "c"),
+        ReplayedBoot(0, "d"),
+        ReplayedBoot(0, "d"),
+        End,
+        Boot(4, "c"),
+    ];
+    let inputs = [&connected[..], &[ReplayedBoot(0, "b"), End], &late].concat();
+    let steps = "forget replay(0) forget replay(0) 0 forget replay(0) forget replay(0) 0";
+    check(&inputs, steps, Trust::Exact);
+}
+
+#[test]
 fn a_broken_connection_forgets_and_nothing_is_believed_until_replay_ends() {
     let inputs = [
         Connected,
