@@ -141,84 +141,128 @@ struct Counts {
     restarts: usize,
 }
 
+/// Everything of one run.
+struct World {
+    publisher: Publisher,
+    consumer: Consumer,
+    truth: Reference,
+    /// Live messages that are on their way.
+    wire: VecDeque<(u64, EventBatch)>,
+}
+
+impl World {
+    fn new(kind: Kind, replay: Replay, random: &mut Random) -> Self {
+        let block_size = *random.pick(&[16, 16, 8, 32]);
+        let engine = new_engine(kind, block_size, random);
+        let log = VecDeque::new();
+        let publisher = Publisher {
+            engine,
+            kind,
+            boot: 0,
+            next: 0,
+            log,
+            clock: 0.0,
+        };
+        let index = Index::new(MODEL, Limits::default());
+        let mut truth = Reference::new(MODEL, Limits::default());
+        for salt in SALTS {
+            index.issue_salt(salt);
+            truth.issue_salt(salt);
+        }
+        let (id, tracker) = (NodeId::new("node"), Tracker::new(replay));
+        let consumer = Consumer {
+            id,
+            index,
+            tracker,
+            replay: None,
+            replays: 0,
+        };
+        Self {
+            publisher,
+            consumer,
+            truth,
+            wire: VecDeque::new(),
+        }
+    }
+
+    /// The engine works, and the truth hears of it.
+    fn publish(&mut self, events: Vec<KvEvent>) -> (u64, EventBatch) {
+        let message = self.publisher.publish(events);
+        self.truth.apply(&self.consumer.id, &message.1);
+        message
+    }
+
+    fn connect(&mut self) {
+        let steps = self.consumer.tracker.on_connected();
+        self.consumer.carry_out(steps, &mut self.publisher);
+    }
+
+    fn restart(&mut self, random: &mut Random) {
+        self.publisher.restart(random);
+        self.truth.forget(&self.consumer.id);
+        // Without a boot id a restart is only sure to show in the connection.
+        if matches!(self.publisher.kind, Kind::Buffer(_)) {
+            self.wire.clear();
+            let steps = self.consumer.tracker.on_lost();
+            self.consumer.carry_out(steps, &mut self.publisher);
+            self.connect();
+        }
+    }
+
+    fn deliver_live(&mut self) {
+        if let Some((seq, batch)) = self.wire.pop_front() {
+            let steps = self.consumer.tracker.on_live(seq, batch);
+            self.consumer.carry_out(steps, &mut self.publisher);
+        }
+    }
+
+    /// Delivers all that is on its way, and one last message that nobody loses: it shows a gap
+    /// that nothing has followed so far.
+    fn settle(&mut self, random: &mut Random) {
+        let events = vec![self.publisher.engine.store(1, random)];
+        let message = self.publish(events);
+        self.wire.push_back(message);
+        while !self.wire.is_empty() || self.consumer.replay.is_some() {
+            self.deliver_live();
+            self.consumer.deliver_replay(&mut self.publisher, random);
+        }
+    }
+}
+
 fn run(seed: u64, kind: Kind, replay: Replay, counts: &mut Counts) {
     let random = &mut Random(seed);
-    let block_size = *random.pick(&[16, 16, 8, 32]);
-    let engine = new_engine(kind, block_size, random);
-    let mut publisher = Publisher {
-        engine,
-        kind,
-        boot: 0,
-        next: 0,
-        log: VecDeque::new(),
-        clock: 0.0,
-    };
-    let index = Index::new(MODEL, Limits::default());
-    let mut truth = Reference::new(MODEL, Limits::default());
-    for salt in SALTS {
-        index.issue_salt(salt);
-        truth.issue_salt(salt);
-    }
-    let id = NodeId::new("node");
-    let tracker = Tracker::new(replay);
-    let mut consumer = Consumer {
-        id: id.clone(),
-        index,
-        tracker,
-        replay: None,
-        replays: 0,
-    };
+    let mut world = World::new(kind, replay, random);
     // Some history before anybody listens.
     for _ in 0..random.below(30) {
-        let events = work(&mut publisher.engine, random);
-        let (_, batch) = publisher.publish(events);
-        truth.apply(&id, &batch);
+        let events = work(&mut world.publisher.engine, random);
+        world.publish(events);
     }
-    let steps = consumer.tracker.on_connected();
-    consumer.carry_out(steps, &mut publisher);
-    let mut wire: VecDeque<(u64, EventBatch)> = VecDeque::new();
+    world.connect();
     for at in 0..400 {
         match random.below(100) {
             0 => {
-                publisher.restart(random);
-                truth.forget(&id);
+                world.restart(random);
                 counts.restarts += 1;
-                // Without a boot id a restart is only sure to show in the connection.
-                if matches!(kind, Kind::Buffer(_)) {
-                    wire.clear();
-                    let mut steps = consumer.tracker.on_lost();
-                    steps.extend(consumer.tracker.on_connected());
-                    consumer.carry_out(steps, &mut publisher);
-                }
             }
             1..=50 => {
-                let events = work(&mut publisher.engine, random);
-                let message = publisher.publish(events);
-                truth.apply(&id, &message.1);
+                let events = work(&mut world.publisher.engine, random);
+                let message = world.publish(events);
                 match random.below(30) {
                     0 => {}
-                    1 => wire.extend([message.clone(), message]),
-                    _ => wire.push_back(message),
+                    1 => world.wire.extend([message.clone(), message]),
+                    _ => world.wire.push_back(message),
                 }
             }
-            51..=75 => consumer.deliver_replay(&mut publisher, random),
-            _ => {
-                if let Some((seq, batch)) = wire.pop_front() {
-                    let steps = consumer.tracker.on_live(seq, batch);
-                    consumer.carry_out(steps, &mut publisher);
-                }
-            }
+            51..=75 => world.consumer.deliver_replay(&mut world.publisher, random),
+            _ => world.deliver_live(),
         }
         if at % 20 == 19 {
-            settle(&mut consumer, &mut publisher, &mut truth, &mut wire, random);
-            judge(&consumer, &truth, &publisher.engine, random, counts);
+            world.settle(random);
+            judge(&world, random, counts);
         }
     }
-    assert!(
-        consumer.replays < 200,
-        "{} replays in 400 steps",
-        consumer.replays
-    );
+    let replays = world.consumer.replays;
+    assert!(replays < 200, "{replays} replays in 400 steps");
 }
 
 /// One batch of an engine's work.
@@ -239,35 +283,11 @@ fn work(engine: &mut Engine, random: &mut Random) -> Vec<KvEvent> {
     events
 }
 
-/// Delivers all that is on its way, and one last message that nobody loses: it shows a gap that
-/// nothing has followed so far.
-fn settle(
-    consumer: &mut Consumer,
-    publisher: &mut Publisher,
-    truth: &mut Reference,
-    wire: &mut VecDeque<(u64, EventBatch)>,
-    random: &mut Random,
-) {
-    let events = vec![publisher.engine.store(1, random)];
-    let message = publisher.publish(events);
-    truth.apply(&consumer.id, &message.1);
-    wire.push_back(message);
-    while !wire.is_empty() || consumer.replay.is_some() {
-        if let Some((seq, batch)) = wire.pop_front() {
-            let steps = consumer.tracker.on_live(seq, batch);
-            consumer.carry_out(steps, publisher);
-        }
-        consumer.deliver_replay(publisher, random);
-    }
-}
-
-fn judge(
-    consumer: &Consumer,
-    truth: &Reference,
-    engine: &Engine,
-    random: &mut Random,
-    counts: &mut Counts,
-) {
+fn judge(world: &World, random: &mut Random, counts: &mut Counts) {
+    let World {
+        consumer, truth, ..
+    } = world;
+    let engine = &world.publisher.engine;
     consumer.index.check_integrity();
     for _ in 0..10 {
         let chain = chain(std::slice::from_ref(engine), random);
