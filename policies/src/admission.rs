@@ -72,3 +72,6 @@ pub fn admit(load: &TenantLoad, limits: &AdmissionLimits) -> Admission {
         retry_after_s: wait_s.clamp(RETRY_AFTER_S.0, RETRY_AFTER_S.1),
     }
 }
+
+#[cfg(test)]
+mod tests;

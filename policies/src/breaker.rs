@@ -168,3 +168,6 @@ impl Breaker {
         };
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -164,3 +164,6 @@ fn displaced_tokens(request: &RequestView, node: &NodeView, uncached: u64) -> u6
 pub(crate) fn to_f64(tokens: u64) -> f64 {
     tokens as f64
 }
+
+#[cfg(test)]
+mod tests;

@@ -81,3 +81,6 @@ pub fn check(request: &RequestView, node: &NodeView) -> Result<(), Ineligible> {
         NodeState::BreakerOpen => Err(Ineligible::BreakerOpen),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,4 +18,6 @@ pub mod eligible;
 pub mod pick;
 pub mod price;
 pub mod retry;
+#[cfg(test)]
+mod test_views;
 pub mod view;

@@ -208,3 +208,6 @@ fn tie_break(req: &RequestView, a: &NodeView, b: &NodeView) -> Ordering {
         .cmp(&b.bound_sessions)
         .then_with(|| weight(b).cmp(&weight(a)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -98,9 +98,12 @@ fn cost_nano_usd(rates: &Rates, usage: &Usage) -> i64 {
     let cached = usage.cached.min(usage.input);
     let line = |tokens: u64, rate: i64| i128::from(tokens) * i128::from(rate);
     let sum = line(usage.input - cached, rates.input)
-        + line(cached, rates.cached_input)
-        + line(usage.output, rates.output);
+        .saturating_add(line(cached, rates.cached_input))
+        .saturating_add(line(usage.output, rates.output));
     let floor = sum.div_euclid(TOKENS_PER_PRICE);
     let rounded_up = floor + i128::from(sum.rem_euclid(TOKENS_PER_PRICE) != 0);
     i64::try_from(rounded_up).unwrap_or(if rounded_up < 0 { i64::MIN } else { i64::MAX })
 }
+
+#[cfg(test)]
+mod tests;

@@ -197,3 +197,6 @@ impl Default for Budget {
         Self::new(20, 100)
     }
 }
+
+#[cfg(test)]
+mod tests;
