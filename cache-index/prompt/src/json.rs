@@ -200,7 +200,10 @@ mod tests {
         let check = |json: &str, options: &[(&str, Value)], expected: &str| {
             let marks = crate::marks::Marks::default();
             let developer = crate::messages::Developer::AsSystem;
-            let normaliser = crate::messages::Normaliser { marks: &marks, developer };
+            let normaliser = crate::messages::Normaliser {
+                marks: &marks,
+                developer,
+            };
             let value = normaliser.value(&serde_json::from_str(json).unwrap());
             let options = options
                 .iter()

