@@ -174,7 +174,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_queue_is_bounded_and_gives_back() {
-        let (gates, tenant) = (gates(1, 1), TenantId("a".into()));
+        let (gates, tenant) = (gates(1, 1), TenantId::new("a").unwrap());
         let running = gates.admit(&tenant).await.ok().expect("room");
         {
             let second = gates.admit(&tenant);
@@ -185,7 +185,7 @@ mod tests {
             assert_eq!(third.kind, ErrorKind::RateLimited);
             assert!(third.retry_after_s.is_some());
             assert!(
-                gates.admit(&TenantId("b".into())).await.is_ok(),
+                gates.admit(&TenantId::new("b").unwrap()).await.is_ok(),
                 "tenants share no gate"
             );
         }
@@ -203,7 +203,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn waiting_has_an_end() {
-        let (gates, tenant) = (gates(1, 1), TenantId("a".into()));
+        let (gates, tenant) = (gates(1, 1), TenantId::new("a").unwrap());
         let _running = gates.admit(&tenant).await.ok().expect("room");
         let late = gates.admit(&tenant).await.err().expect("nobody ends");
         assert_eq!(late.kind, ErrorKind::RateLimited);

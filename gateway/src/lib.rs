@@ -5,8 +5,11 @@
 //! `identify`, `read`, `api`, `session`, `admit`, [`prompt`], `route`, `upstream`, `relay`,
 //! `recover`, `settle`, `respond`. Beside that path: [`store`] (tenants and keys), [`ledger`]
 //! (usage records), [`fleet`] (nodes, their health, load and cache), [`metrics`], [`secrets`] and
-//! [`tasks`] (the only place that spawns).
+//! [`tasks`] (the only place that spawns). Around it all: [`cli`], [`serve`] (start and shutdown of
+//! one gateway), [`up`] (a gateway with its own nodes), [`report`] and [`admin`].
 
+pub mod admin;
+pub mod cli;
 pub mod config;
 pub mod error;
 pub mod fleet;
@@ -14,9 +17,13 @@ pub mod ledger;
 pub mod metrics;
 pub mod prompt;
 pub mod proxy;
+pub mod report;
 pub mod secrets;
+pub mod serve;
+pub mod signals;
 pub mod store;
 pub mod tasks;
+pub mod up;
 
 mod admit;
 mod api;

@@ -194,7 +194,12 @@ impl ProxyHttp for Gateway {
     }
 
     async fn early_request_filter(&self, session: &mut Session, _ctx: &mut Ctx) -> Result<()> {
-        session.set_keepalive(Some(CLIENT_IDLE_S));
+        if self.tasks.drain().phase() != Phase::Running {
+            session.set_keepalive(None);
+        } else if session.get_keepalive().is_some() {
+            // Only where the client's version and headers allow it at all.
+            session.set_keepalive(Some(CLIENT_IDLE_S));
+        }
         // Bytes of a next request must neither get lost nor look like a client that left.
         session.as_downstream_mut().set_pipelining_enabled(true);
         session.set_write_timeout(Some(self.config.limits.client_timeout));

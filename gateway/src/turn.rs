@@ -97,7 +97,9 @@ pub(crate) async fn run(
         &identity,
         (dialect, &turn, &model, session),
     )?;
+    // A long answer must not hold the client's copy of the request as well.
     drop(turn);
+    drop(body);
     let known = gateway.bindings.get(job.session.key, Instant::now());
     let question = Question {
         model: &job.model,
