@@ -27,7 +27,7 @@ use crate::identify::identify;
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 use crate::prompt::Prompts;
-use crate::secrets::{self, SecretError, Secrets};
+use crate::secrets::Secrets;
 use crate::session::Bindings;
 use crate::store::Store;
 use crate::tasks::{Phase, Tasks};
@@ -77,8 +77,8 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Puts a gateway together; the only thing that can fail is reading the node token.
-    pub fn new(parts: GatewayParts) -> Result<Self, SecretError> {
+    /// Puts a gateway together.
+    pub fn new(parts: GatewayParts) -> Self {
         let GatewayParts {
             config,
             store,
@@ -89,14 +89,10 @@ impl Gateway {
             metrics,
             prompts,
         } = parts;
-        let token = match &config.node_token_file {
-            Some(file) => secrets::read(file)?,
-            None => secrets.node_token().to_owned(),
-        };
-        Ok(Self {
+        Self {
             gates: Gates::new(&config.limits, metrics.waiting.clone()),
             bindings: Bindings::new(),
-            upstream: Upstream::new(Some(&token), config.limits.request_timeout),
+            upstream: Upstream::new(secrets.node_token(), config.limits.request_timeout),
             prices: config.price_book(),
             policy: config.policy_params(),
             retry_budget: Mutex::new(Budget::default()),
@@ -111,7 +107,7 @@ impl Gateway {
             tasks,
             metrics,
             prompts,
-        })
+        }
     }
 
     async fn serve(&self, session: &mut Session, ctx: &mut Ctx) -> Result<Over, ApiError> {

@@ -34,7 +34,7 @@ pub(crate) async fn run(flow: &mut Flow<'_>, first: Chosen, known: &Known) -> En
     loop {
         flow.ctx.line.attempts += 1;
         let node = chosen.node.clone();
-        let failed = match attempt(flow, chosen).await {
+        let failed = match Box::pin(attempt(flow, chosen)).await {
             Ok(End::Retry(outcome, cause)) => Failed::Nothing(outcome, cause),
             Ok(end) => return end,
             Err(failed) => failed,
@@ -129,7 +129,8 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
         request_id: &flow.ctx.request_id,
         body: job.body.clone(),
     };
-    let send = gateway.upstream.send(&node, &request);
+    // Boxed, as below: Pingora's futures carry their parse buffers, some 20 KB.
+    let send = Box::pin(gateway.upstream.send(&node, &request));
     let exchange = match watched(flow.client, &mut flow.stopping, send).await {
         Waited::Done(Ok(exchange)) => exchange,
         Waited::Done(Err(error)) => return Err(Failed::Nothing(error.outcome, error.cause)),
@@ -159,7 +160,7 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
     gateway
         .bindings
         .bind(job.session.key, &node.id, None, Instant::now());
-    Ok(relay(flow, answer).await)
+    Ok(Box::pin(relay(flow, answer)).await)
 }
 
 /// What the record and the log line say of the route.

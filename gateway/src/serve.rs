@@ -142,7 +142,7 @@ impl Server {
             secrets: Arc::clone(&secrets),
             metrics: Arc::clone(&metrics),
             prompts,
-        })?;
+        });
         let listen = listener.local_addr()?;
         let stop_accepting = accept(gateway, listener, &tasks)?;
         drop(entered);

@@ -4,7 +4,7 @@
 //! settled. Each step is a call into its own module; each can end the turn with an error, and
 //! what was taken by then is given back by guards.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,6 +12,7 @@ use bytes::Bytes;
 use pingora::protocols::http::ServerSession;
 use policies::price::Usage;
 
+use crate::admit::Permit;
 use crate::api::{Delivery, Dialect, Turn, models};
 use crate::ctx::Ctx;
 use crate::error::{ApiError, ErrorKind};
@@ -79,16 +80,9 @@ pub(crate) async fn run(
 
     let drain = gateway.tasks.drain();
     let mut stopping = pin!(drain.reached(Phase::Stopping));
-    let admission = gateway.gates.admit(&identity.tenant.id);
-    let _permit = match watched(client, &mut (stopping.as_mut() as _), admission).await {
-        Waited::Done(permit) => permit?,
-        Waited::ClientGone => return Ok(Over::ClientGone),
-        Waited::Stopping => {
-            return Err(ApiError::new(
-                ErrorKind::Stopping,
-                "The gateway is being stopped.",
-            ));
-        }
+    let tenant = &identity.tenant.id;
+    let Some(_permit) = admitted(gateway, client, tenant, stopping.as_mut()).await? else {
+        return Ok(Over::ClientGone);
     };
     let job = plan(
         gateway,
@@ -126,6 +120,23 @@ pub(crate) async fn run(
     };
     let end = Box::pin(recover::run(&mut flow, first, &known)).await;
     finish(&mut flow, end)
+}
+
+/// The right to run; none if the client left the queue.
+async fn admitted(
+    gateway: &Gateway,
+    client: &mut ServerSession,
+    tenant: &TenantId,
+    mut stopping: Pin<&mut (dyn Future<Output = ()> + Send + '_)>,
+) -> Result<Option<Permit>, ApiError> {
+    match watched(client, &mut stopping, gateway.gates.admit(tenant)).await {
+        Waited::Done(permit) => permit.map(Some),
+        Waited::ClientGone => Ok(None),
+        Waited::Stopping => Err(ApiError::new(
+            ErrorKind::Stopping,
+            "The gateway is being stopped. Try again.",
+        )),
+    }
 }
 
 /// The client's own id where it is usable and new to its tenant, else ours.

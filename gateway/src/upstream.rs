@@ -34,7 +34,7 @@ const STALE_MAX: u32 = 3;
 /// The way to the nodes.
 pub(crate) struct Upstream {
     connector: Connector,
-    authorization: Option<String>,
+    authorization: String,
     silence: Duration,
 }
 
@@ -60,10 +60,10 @@ pub(crate) struct SendError {
 
 impl Upstream {
     /// `silence` is how long a node may say nothing.
-    pub(crate) fn new(token: Option<&str>, silence: Duration) -> Self {
+    pub(crate) fn new(token: &str, silence: Duration) -> Self {
         Self {
             connector: Connector::new(Some(ConnectorOptions::new(POOL_CONNECTIONS_MAX))),
-            authorization: token.map(|token| format!("Bearer {token}")),
+            authorization: format!("Bearer {token}"),
             silence,
         }
     }
@@ -115,9 +115,7 @@ impl Upstream {
         head.insert_header(ACCEPT, "application/json, text/event-stream")?;
         head.insert_header(USER_AGENT, concat!("homing/", env!("CARGO_PKG_VERSION")))?;
         head.insert_header(X_REQUEST_ID, request.request_id)?;
-        if let Some(authorization) = &self.authorization {
-            head.insert_header(AUTHORIZATION, authorization)?;
-        }
+        head.insert_header(AUTHORIZATION, &self.authorization)?;
         session.write_request_header(Box::new(head)).await?;
         session
             .write_request_body(request.body.clone(), true)

@@ -62,7 +62,7 @@ pub(super) async fn run(flow: &mut Flow<'_>, answer: Answer) -> End {
         held: None,
         failed: false,
     };
-    stream.run().await
+    Box::pin(stream.run()).await
 }
 
 impl Stream<'_, '_> {

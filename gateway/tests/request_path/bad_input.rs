@@ -1,0 +1,345 @@
+//! Catches a malformed request that reaches a node, an error that no OpenAI client can read, and
+//! anything that is held afterwards: a permit, a record, a request in flight.
+
+use std::io::Write;
+use std::net::Shutdown;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::client::{Answer, Connection};
+use crate::support::node::{Act, CONTEXT, MODEL, Node};
+use crate::support::{Gateway, Stream, chat, eventually};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Checks an answer's status and the whole shape of its error.
+fn check(answer: &Answer, status: u16, code: &str, param: Option<&str>) {
+    assert_eq!(answer.status, status, "{answer:?}");
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    assert!(answer.header("x-request-id").is_some());
+    let body = answer.json();
+    let error = body["error"].as_object().expect("an error object");
+    let mut names: Vec<_> = error.keys().map(String::as_str).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["code", "message", "param", "type"]);
+    assert_eq!(error["code"], code, "{body}");
+    assert_eq!(
+        error["param"],
+        param.map_or(Value::Null, Value::from),
+        "{body}"
+    );
+    assert!(error["message"].as_str().unwrap().len() > 10, "{body}");
+    let kind = if status < 500 {
+        "invalid_request_error"
+    } else {
+        "server_error"
+    };
+    assert_eq!(error["type"], kind);
+}
+
+#[test]
+fn malformed_bodies_are_refused_by_name() {
+    let node = Node::start();
+    let gateway = Gateway::exact(&[&node]);
+    let user = json!([{"role": "user", "content": "hi"}]);
+    let with = |field: &str, value: Value| {
+        let mut body = json!({"model": MODEL, "messages": user});
+        body[field] = value;
+        body.to_string().into_bytes()
+    };
+    let role = |role: &str| with("messages", json!([{"role": role, "content": "x"}]));
+    let long = "word ".repeat(9000);
+    for (path, body, status, code, param) in [
+        (CHAT, b"{\"model\":".to_vec(), 400, "invalid_json", None),
+        (CHAT, b"[]".to_vec(), 400, "invalid_json", None),
+        (CHAT, b"".to_vec(), 400, "invalid_json", None),
+        (
+            CHAT,
+            b"{\"model\":\"\xff\xfe\"}".to_vec(),
+            400,
+            "invalid_json",
+            None,
+        ),
+        (
+            CHAT,
+            b"{}".to_vec(),
+            400,
+            "missing_required_parameter",
+            Some("model"),
+        ),
+        (
+            CHAT,
+            with("model", json!("gpt-nope")),
+            404,
+            "model_not_found",
+            Some("model"),
+        ),
+        (
+            CHAT,
+            with("model", json!(7)),
+            400,
+            "invalid_value",
+            Some("model"),
+        ),
+        (
+            CHAT,
+            with("messages", json!([])),
+            400,
+            "invalid_value",
+            Some("messages"),
+        ),
+        (
+            CHAT,
+            with("messages", json!("hi")),
+            400,
+            "invalid_value",
+            Some("messages"),
+        ),
+        (
+            CHAT,
+            with("messages", json!([{"role": "user", "content": 7}])),
+            400,
+            "invalid_value",
+            Some("messages[0].content"),
+        ),
+        (
+            CHAT,
+            role("wizard"),
+            400,
+            "invalid_value",
+            Some("messages[0].role"),
+        ),
+        (
+            CHAT,
+            with("stream", json!("yes")),
+            400,
+            "invalid_value",
+            Some("stream"),
+        ),
+        (
+            CHAT,
+            with("temperature", json!(9)),
+            400,
+            "invalid_value",
+            Some("temperature"),
+        ),
+        (
+            CHAT,
+            with("max_tokens", json!(0)),
+            400,
+            "invalid_value",
+            Some("max_tokens"),
+        ),
+        (
+            CHAT,
+            with("max_tokens", json!(CONTEXT)),
+            400,
+            "context_length_exceeded",
+            Some("messages"),
+        ),
+        (
+            CHAT,
+            with("messages", json!([{"role": "user", "content": long}])),
+            400,
+            "context_length_exceeded",
+            Some("messages"),
+        ),
+        (
+            "/v1/completions",
+            with("prompt", json!(["a"])),
+            400,
+            "invalid_value",
+            Some("prompt"),
+        ),
+        ("/v1/nope", with("x", json!(1)), 404, "unknown_url", None),
+        (
+            "/v1/models",
+            with("x", json!(1)),
+            405,
+            "method_not_allowed",
+            None,
+        ),
+    ] {
+        let answer = gateway.post(path, &[], &body);
+        check(&answer, status, code, param);
+    }
+    let message = |body: &[u8]| {
+        gateway.post(CHAT, &[], body).json()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert!(message(b"{\"model\":\n 1,}").contains("line 2 column 4"));
+    assert!(message(&with("model", json!("gpt-nope"))).contains(MODEL));
+    assert!(message(&with("max_tokens", json!(CONTEXT))).contains(&CONTEXT.to_string()));
+    assert_eq!(
+        node.received().len(),
+        0,
+        "a malformed request reached the node"
+    );
+    assert_eq!(gateway.rows().len(), 0, "a malformed request was billed");
+    gateway.assert_idle();
+}
+
+#[test]
+fn keys_are_demanded() {
+    let node = Node::start();
+    let gateway = Gateway::start(&[&node]);
+    let body = chat(Stream::No, "hi").to_string();
+    for header in [
+        "x-other: 1".to_owned(),
+        "authorization: Bearer sk-homing-nope".to_owned(),
+        format!("authorization: Basic {}", gateway.key),
+        format!("authorization: Bearer {}x", gateway.key),
+    ] {
+        let answer = Connection::open(gateway.addr)
+            .request("POST", CHAT, &[&header], body.as_bytes())
+            .answer();
+        check(&answer, 401, "invalid_api_key", None);
+    }
+    assert_eq!(node.received().len(), 0);
+    gateway.assert_idle();
+}
+
+#[test]
+fn large_bodies_and_headers_are_refused_by_their_size() {
+    let node = Node::start();
+    let gateway = Gateway::limited(&[&node], "body_bytes_max = 10000\n");
+    let authorization = format!("authorization: Bearer {}", gateway.key);
+    let open = || Connection::open(gateway.addr);
+    let large = vec![b' '; 10_001];
+
+    let declared = open()
+        .request("POST", CHAT, &[&authorization], &large)
+        .answer();
+    check(&declared, 413, "body_too_large", None);
+
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: g\r\n{authorization}\r\ntransfer-encoding: chunked\r\n\r\n"
+    );
+    let mut chunked = open();
+    chunked
+        .send(head.as_bytes())
+        .send(b"2711\r\n")
+        .send(&large)
+        .send(b"\r\n0\r\n\r\n");
+    check(&chunked.answer(), 413, "body_too_large", None);
+
+    let bomb = gzip(&vec![b' '; 1_000_000]);
+    assert!(bomb.len() < 10_000);
+    let headers = [authorization.as_str(), "content-encoding: gzip"];
+    check(
+        &open().request("POST", CHAT, &headers, &bomb).answer(),
+        413,
+        "body_too_large",
+        None,
+    );
+
+    let header = format!("x-large: {}", "x".repeat(100_000));
+    let answer = open()
+        .request("POST", CHAT, &[&authorization, &header], b"{}")
+        .answer();
+    check(&answer, 431, "headers_too_large", None);
+    assert_eq!(node.received().len(), 0);
+    gateway.assert_idle();
+}
+
+#[test]
+fn bodies_come_in_any_framing_and_encoding() {
+    let node = Node::start();
+    let gateway = Gateway::start(&[&node]);
+    let authorization = format!("authorization: Bearer {}", gateway.key);
+    let body = chat(Stream::No, &"hi ".repeat(5000)).to_string();
+    let post = |encoding: &str, bytes: &[u8]| {
+        gateway.post(CHAT, &[&format!("content-encoding: {encoding}")], bytes)
+    };
+    assert_eq!(post("gzip", &gzip(body.as_bytes())).status, 200);
+    let zstd = zstd::encode_all(body.as_bytes(), 3).unwrap();
+    assert_eq!(post("zstd", &zstd).status, 200);
+    assert_eq!(post("identity", body.as_bytes()).status, 200);
+    check(&post("br", b"x"), 415, "unsupported_content_encoding", None);
+    check(&post("gzip", body.as_bytes()), 400, "invalid_json", None);
+    check(
+        &post("zstd", &zstd[..zstd.len() - 9]),
+        400,
+        "invalid_json",
+        None,
+    );
+
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\n{authorization}\r\n");
+    let mut chunked = Connection::open(gateway.addr);
+    chunked
+        .send(head.as_bytes())
+        .send(b"transfer-encoding: chunked\r\n\r\n");
+    for piece in body.as_bytes().chunks(100) {
+        chunked
+            .send(format!("{:x}\r\n", piece.len()).as_bytes())
+            .send(piece)
+            .send(b"\r\n");
+    }
+    assert_eq!(chunked.send(b"0\r\n\r\n").answer().status, 200);
+
+    let mut expecting = Connection::open(gateway.addr);
+    let length = format!(
+        "expect: 100-continue\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    expecting.send(head.as_bytes()).send(length.as_bytes());
+    assert_eq!(expecting.head().0, 100);
+    assert_eq!(expecting.send(body.as_bytes()).answer().status, 200);
+
+    // Two requests in one write: the second must not look like a client that left.
+    let length = format!("content-length: {}\r\n\r\n", body.len());
+    let one = [head.as_bytes(), length.as_bytes(), body.as_bytes()].concat();
+    let mut pipelined = Connection::open(gateway.addr);
+    pipelined.send(&[one.clone(), one].concat());
+    assert_eq!(pipelined.answer().status, 200);
+    assert_eq!(pipelined.answer().status, 200);
+    for received in node.received() {
+        assert_eq!(received.body["messages"][0]["content"], "hi ".repeat(5000));
+    }
+    gateway.assert_idle();
+}
+
+#[test]
+fn slow_and_half_closed_clients_hold_nothing() {
+    let node = Node::start();
+    let gateway = Gateway::limited(&[&node], "client_timeout_s = 0.3\n");
+    let head = |length: usize| {
+        format!(
+            "POST {CHAT} HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {}\r\ncontent-length: {length}\r\n\r\n",
+            gateway.key
+        )
+    };
+    let mut slow = Connection::open(gateway.addr);
+    slow.send(head(100).as_bytes()).send(b"{\"model\":");
+    check(&slow.answer(), 408, "request_timeout", None);
+    assert!(slow.is_closed());
+
+    let mut half = Connection::open(gateway.addr);
+    half.send(head(100).as_bytes()).send(b"{\"model\":");
+    half.stream.shutdown(Shutdown::Write).unwrap();
+    check(&half.answer(), 400, "invalid_json", None);
+
+    // Whoever closes after the request is gone, as far as TCP can tell.
+    let body = chat(Stream::No, "hi").to_string();
+    node.script(vec![Act::AwaitClose(Duration::from_secs(10))]);
+    let mut whole = Connection::open(gateway.addr);
+    whole
+        .send(head(body.len()).as_bytes())
+        .send(body.as_bytes());
+    eventually("the node has it", || node.received().len() == 1);
+    whole.stream.shutdown(Shutdown::Write).unwrap();
+    assert!(whole.is_closed());
+    eventually("the node is let go", || node.hang_ups().len() == 1);
+    eventually("it is on record", || gateway.rows().len() == 1);
+    assert_eq!(gateway.rows()[0]["status"], "cancelled");
+    gateway.assert_idle();
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
