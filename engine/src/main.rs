@@ -1,2 +1,31 @@
-//! placeholder
-fn main() {}
+//! The engine's binary: command line in, exit code out.
+//!
+//! Exit codes: 0 ended as told, 1 could not start or broke, 2 the command line is wrong.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use engine::cli::Cli;
+use engine::serve;
+use tracing_subscriber::EnvFilter;
+
+/// What is logged unless `HOMING_LOG` says otherwise.
+const LOG_DEFAULT: &str = "info";
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_env("HOMING_LOG").unwrap_or_else(|_| LOG_DEFAULT.into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let config = match Cli::parse().config() {
+        Ok(config) => config,
+        Err(error) => return failed(2, &error),
+    };
+    match serve::run(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(1, &error),
+    }
+}
+
+fn failed(code: u8, error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("homing-engine: {error}");
+    ExitCode::from(code)
+}

@@ -17,7 +17,7 @@ pub struct TextStream {
 }
 
 /// What a push made visible.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Visible {
     /// The new text.
     pub text: String,

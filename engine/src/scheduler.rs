@@ -50,11 +50,12 @@ pub struct Chunk {
     pub samples: bool,
 }
 
-/// Chooses what runs in this step, oldest sequence first. At most `budget` tokens, except that a
-/// decode is never left out: `budget` bounds prefill, and decodes are bounded by [`RUNNING_MAX`].
+/// Chooses what runs in this step, oldest sequence first. At most `budget` tokens, with two
+/// exceptions, so that nobody starves: no decode is left out (they are bounded by
+/// [`RUNNING_MAX`]), and one block of prefill always has room.
 pub fn plan(running: &[Progress], budget: usize) -> Vec<Chunk> {
     let decodes = running.iter().filter(|sequence| sequence.due() == 1).count();
-    let mut left = budget.saturating_sub(decodes);
+    let mut left = budget.saturating_sub(decodes).max(BLOCK_TOKENS);
     let mut chunks = Vec::with_capacity(running.len());
     for (index, sequence) in running.iter().enumerate() {
         let due = sequence.due();
@@ -62,7 +63,7 @@ pub fn plan(running: &[Progress], budget: usize) -> Vec<Chunk> {
             chunks.push(Chunk { index, tokens: 1, samples: true });
             continue;
         }
-        let tokens = prefill_chunk(*sequence, left, decodes == 0 && chunks.is_empty());
+        let tokens = prefill_chunk(*sequence, left);
         if tokens > 0 {
             left -= tokens.min(left);
             chunks.push(Chunk { index, tokens, samples: tokens == due });
@@ -72,20 +73,14 @@ pub fn plan(running: &[Progress], budget: usize) -> Vec<Chunk> {
 }
 
 /// A chunk that does not finish its prompt ends on a block border, so that no block is published
-/// later than the step that could have filled it. `first` makes sure that some work is done even
-/// under a budget smaller than a block.
-fn prefill_chunk(sequence: Progress, left: usize, first: bool) -> usize {
+/// later than the step that could have filled it.
+fn prefill_chunk(sequence: Progress, left: usize) -> usize {
     let due = sequence.due();
     if due <= left {
         return due;
     }
     let end = (sequence.computed + left) / BLOCK_TOKENS * BLOCK_TOKENS;
-    let aligned = end.saturating_sub(sequence.computed);
-    if aligned == 0 && first {
-        let border = (sequence.computed / BLOCK_TOKENS + 1) * BLOCK_TOKENS;
-        return due.min(border - sequence.computed);
-    }
-    aligned
+    end.saturating_sub(sequence.computed)
 }
 
 /// What a waiting sequence would need, in blocks and tokens.
@@ -150,7 +145,7 @@ mod tests {
                 "decodes run past the budget",
                 &[progress(9, 8), progress(9, 8), progress(90, 0)],
                 1,
-                &[chunk(0, 1, true), chunk(1, 1, true)],
+                &[chunk(0, 1, true), chunk(1, 1, true), chunk(2, 16, false)],
             ),
             (
                 "two prompts share a step",
@@ -159,7 +154,7 @@ mod tests {
                 &[chunk(0, 20, true), chunk(1, 32, false)],
             ),
             ("chunks end on a border", &[progress(100, 10)], 20, &[chunk(0, 6, false)]),
-            ("a budget below a block still works", &[progress(50, 16)], 3, &[chunk(0, 16, false)]),
+            ("a budget below a block is a block", &[progress(50, 16)], 3, &[chunk(0, 16, false)]),
         ];
         for (name, running, budget, expected) in rows {
             assert_eq!(plan(running, budget), expected, "{name}");
@@ -184,7 +179,7 @@ mod tests {
             let chunks = plan(&running, budget);
             let decodes = running.iter().filter(|sequence| sequence.due() == 1).count();
             let total: usize = chunks.iter().map(|chunk| chunk.tokens).sum();
-            assert!(total <= budget.max(decodes).max(16), "{total} tokens of {budget}");
+            assert!(total <= budget.max(decodes + 16), "{total} tokens of {budget}");
             assert!(chunks.is_empty() == running.is_empty(), "work is done if there is any");
             assert!(chunks.is_sorted_by_key(|chunk| chunk.index), "order of arrival");
             for (index, sequence) in running.iter().enumerate() {

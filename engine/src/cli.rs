@@ -1,0 +1,356 @@
+//! What can be said on the command line?
+//!
+//! Flags are their own type, checked once and converted into [`Config`], so that nothing past this
+//! file sees an unchecked value.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::model::OpsKind;
+use crate::server::auth::NodeToken;
+
+/// Where the node token is read from when no file is named.
+const TOKEN_ENV: &str = "HOMING_NODE_TOKEN";
+
+/// The Homing inference engine.
+#[derive(Debug, Parser)]
+#[command(name = "homing-engine", version, about, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a GGUF model over OpenAI's API.
+    ///
+    /// Once the model is loaded, one JSON line on stdout says where: listening, events, replay,
+    /// model, pid, kv_blocks, max_model_len. Logs and progress go to stderr. SIGTERM or SIGINT
+    /// drains: running requests finish (up to --drain-s), new ones are refused, /health turns 503.
+    Serve(ServeArgs),
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    /// GGUF file of the model (llama family; F32, F16, Q8_0, Q4_0 or Q4_1).
+    #[arg(long, value_name = "PATH")]
+    model: PathBuf,
+    /// Address to listen at; port 0 takes a free one. Beyond loopback a node token is demanded.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
+    listen: String,
+    /// Threads that compute; all cores if not given.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Memory of the KV pool: bytes, or with KiB, MiB, GiB.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
+    kv_memory: u64,
+    /// Publish KV events at this ZMQ endpoint, e.g. tcp://127.0.0.1:5557; port 0 takes a free one.
+    /// Events carry token ids in plain: loopback, or a private network.
+    #[arg(long, value_name = "ENDPOINT", value_parser = parse_endpoint)]
+    events: Option<String>,
+    /// Answer replay requests for KV events at this ZMQ endpoint.
+    #[arg(long, value_name = "ENDPOINT", value_parser = parse_endpoint, requires = "events")]
+    replay: Option<String>,
+    /// Batches of KV events kept for replay; older history is replaced by a snapshot.
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    replay_batches: usize,
+    /// Id of the model in the API; the file's name without .gguf if not given.
+    #[arg(long, value_name = "ID")]
+    model_id: Option<String>,
+    /// File with the node token that every caller must present (/health excepted). Without it the
+    /// token is taken from the environment variable HOMING_NODE_TOKEN, if set.
+    #[arg(long, value_name = "FILE")]
+    node_token_file: Option<PathBuf>,
+    /// Kernels: cpu (quantised, chosen for this processor) or reference (slow f32, for tests).
+    #[arg(long, value_enum, default_value_t = Ops::Cpu)]
+    ops: Ops,
+    /// Tokens computed in one step at most: larger is faster for long prompts, smaller keeps
+    /// running answers smooth meanwhile.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    step_tokens: usize,
+    /// Requests that may wait; more are refused with 503 and Retry-After.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    queue: usize,
+    /// Bytes of a request body accepted.
+    #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = parse_size)]
+    body_max: u64,
+    /// Seconds a client may be silent while it sends a request.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
+    read_timeout_s: Duration,
+    /// Seconds that running requests get to finish at SIGTERM.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
+    drain_s: Duration,
+    /// Exit at once, with code 0, when stdin reaches its end: ties the node to its parent.
+    #[arg(long)]
+    exit_with_stdin: bool,
+    /// Report load progress as JSON lines on stderr: {"progress":0.42}.
+    #[arg(long)]
+    progress_json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Ops {
+    Cpu,
+    Reference,
+}
+
+/// A checked configuration.
+#[derive(Debug)]
+pub struct Config {
+    /// The model file.
+    pub model: PathBuf,
+    /// Its id in the API.
+    pub model_id: String,
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// Threads that compute.
+    pub threads: usize,
+    /// Bytes of the KV pool.
+    pub kv_memory_bytes: u64,
+    /// Where to publish events.
+    pub events: Option<String>,
+    /// Where to replay them.
+    pub replay: Option<String>,
+    /// Batches kept for replay.
+    pub replay_batches: usize,
+    /// Demanded of callers.
+    pub token: Option<NodeToken>,
+    /// Kernels.
+    pub ops: OpsKind,
+    /// Tokens in one step.
+    pub step_tokens: usize,
+    /// Requests that may wait.
+    pub queue_max: usize,
+    /// Bytes of a body.
+    pub body_bytes_max: usize,
+    /// Silence allowed while a request is read.
+    pub read_timeout: Duration,
+    /// Time to finish at shutdown.
+    pub drain: Duration,
+    /// Exit when stdin ends.
+    pub exit_with_stdin: bool,
+    /// Progress as JSON lines.
+    pub progress_json: bool,
+}
+
+/// A flag with a value that cannot work.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The value is outside its range.
+    #[error("--{flag} is {found}; it must be {allowed}")]
+    Value {
+        /// The flag.
+        flag: &'static str,
+        /// What was given.
+        found: String,
+        /// What would do.
+        allowed: String,
+    },
+    /// The token file cannot be read.
+    #[error("cannot read the node token from {path}: {source}")]
+    TokenFile {
+        /// The path as it was given.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// No token where one is demanded.
+    #[error(
+        "--listen {listen} reaches beyond this machine, so callers must present a node token: \
+         give --node-token-file, set {TOKEN_ENV}, or listen at 127.0.0.1"
+    )]
+    TokenDemanded {
+        /// The address.
+        listen: SocketAddr,
+    },
+}
+
+impl Cli {
+    /// Checks every value.
+    pub fn config(self) -> Result<Config, ConfigError> {
+        let Command::Serve(args) = self.command;
+        let listen = resolve(&args.listen)?;
+        let token = token(args.node_token_file.as_deref())?;
+        if !listen.ip().is_loopback() && token.is_none() {
+            return Err(ConfigError::TokenDemanded { listen });
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let in_range = |flag, found: usize, most: usize| {
+            let allowed = format!("between 1 and {most}");
+            let value = (1..=most).contains(&found).then_some(found);
+            value.ok_or(ConfigError::Value { flag, found: found.to_string(), allowed })
+        };
+        Ok(Config {
+            model_id: model_id(&args)?,
+            model: args.model,
+            listen,
+            threads: in_range("threads", args.threads.unwrap_or(cores), 1024)?,
+            kv_memory_bytes: args.kv_memory,
+            events: args.events,
+            replay: args.replay,
+            replay_batches: in_range("replay-batches", args.replay_batches, 10_000_000)?,
+            token,
+            ops: match args.ops {
+                Ops::Cpu => OpsKind::Cpu,
+                Ops::Reference => OpsKind::Reference,
+            },
+            step_tokens: in_range("step-tokens", args.step_tokens, 1 << 20)?,
+            queue_max: in_range("queue", args.queue, 1024)?,
+            body_bytes_max: in_range("body-max", args.body_max as usize, 1 << 30)?,
+            read_timeout: args.read_timeout_s,
+            drain: args.drain_s,
+            exit_with_stdin: args.exit_with_stdin,
+            progress_json: args.progress_json,
+        })
+    }
+}
+
+fn model_id(args: &ServeArgs) -> Result<String, ConfigError> {
+    let stem = || args.model.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let id = args.model_id.clone().or_else(stem).unwrap_or_default();
+    let printable = |c: char| !c.is_control() && !c.is_whitespace();
+    if (1..=256).contains(&id.len()) && id.chars().all(printable) {
+        return Ok(id);
+    }
+    let allowed = "1 to 256 bytes without white space or control characters".to_owned();
+    Err(ConfigError::Value { flag: "model-id", found: format!("{id:?}"), allowed })
+}
+
+fn resolve(listen: &str) -> Result<SocketAddr, ConfigError> {
+    let address = listen.to_socket_addrs().ok().and_then(|mut addresses| addresses.next());
+    address.ok_or_else(|| ConfigError::Value {
+        flag: "listen",
+        found: listen.to_owned(),
+        allowed: "an address and port, such as 127.0.0.1:8000".to_owned(),
+    })
+}
+
+fn token(file: Option<&std::path::Path>) -> Result<Option<NodeToken>, ConfigError> {
+    let (flag, text) = match file {
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| ConfigError::TokenFile { path: path.to_owned(), source })?;
+            ("node-token-file", text)
+        }
+        None => match std::env::var(TOKEN_ENV) {
+            Ok(text) => (TOKEN_ENV, text),
+            Err(_) => return Ok(None),
+        },
+    };
+    let found = "empty".to_owned();
+    let allowed = "a secret of at least one character".to_owned();
+    NodeToken::new(&text).map(Some).ok_or(ConfigError::Value { flag, found, allowed })
+}
+
+/// Bytes from `1048576`, `512MiB`, `2GiB`; units of 1000 are refused, since half the readers would
+/// take them for 1024.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim() {
+        "" | "B" => Some(0),
+        "KiB" => Some(10),
+        "MiB" => Some(20),
+        "GiB" => Some(30),
+        _ => None,
+    };
+    let bytes = number.parse::<u64>().ok().zip(shift).and_then(|(number, shift)| {
+        let bytes = u128::from(number) << shift;
+        u64::try_from(bytes).ok()
+    });
+    bytes.ok_or_else(|| "use a number of bytes, or one with KiB, MiB or GiB: 512MiB".to_owned())
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..=86_400.0).contains(seconds));
+    let seconds = seconds.ok_or_else(|| "use seconds between 0 and 86400".to_owned())?;
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// `tcp://HOST:PORT`, with `*` for all addresses as ZMQ has it.
+fn parse_endpoint(text: &str) -> Result<String, String> {
+    let address = text.strip_prefix("tcp://");
+    let parts = address.and_then(|address| address.rsplit_once(':'));
+    match parts {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+            let host = if host == "*" { "0.0.0.0" } else { host };
+            Ok(format!("tcp://{host}:{port}"))
+        }
+        _ => Err("use tcp://HOST:PORT, such as tcp://127.0.0.1:5557".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Catches a size, an endpoint or a flag that is read as something else than it says.
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        let rows = [
+            ("0", Ok(0)),
+            ("1048576", Ok(1 << 20)),
+            ("512MiB", Ok(512 << 20)),
+            ("2 GiB", Ok(2 << 30)),
+            ("7KiB", Ok(7 << 10)),
+            ("512MB", Err(())),
+            ("-1", Err(())),
+            ("1.5GiB", Err(())),
+            ("MiB", Err(())),
+            ("", Err(())),
+            ("99999999999999999999", Err(())),
+            ("18446744073709551615GiB", Err(())),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(parse_size(text).map_err(|_| ()), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn endpoints() {
+        let rows = [
+            ("tcp://127.0.0.1:5557", Some("tcp://127.0.0.1:5557")),
+            ("tcp://*:0", Some("tcp://0.0.0.0:0")),
+            ("tcp://host:70000", None),
+            ("ipc:///tmp/x", None),
+            ("tcp://:1", None),
+            ("5557", None),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(parse_endpoint(text).ok().as_deref(), expected, "{text}");
+        }
+    }
+
+    fn config(args: &[&str]) -> Result<Config, String> {
+        let whole = ["homing-engine", "serve", "--model", "some/name.gguf"];
+        let cli = Cli::try_parse_from(whole.iter().chain(args)).map_err(|e| e.to_string())?;
+        cli.config().map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn refusals_name_the_flag() {
+        let rows: [(&[&str], &str); 8] = [
+            (&["--listen", "0.0.0.0:1"], "node token"),
+            (&["--listen", "nonsense"], "--listen"),
+            (&["--threads", "0"], "--threads"),
+            (&["--kv-memory", "lots"], "--kv-memory"),
+            (&["--step-tokens", "0"], "--step-tokens"),
+            (&["--model-id", "a b"], "--model-id"),
+            (&["--replay", "tcp://127.0.0.1:0"], "--events"),
+            (&["--node-token-file", "/nonexistent/token"], "/nonexistent/token"),
+        ];
+        for (args, expected) in rows {
+            let error = config(args).expect_err("refused");
+            assert!(error.contains(expected), "{args:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_model_is_called_after_its_file() {
+        assert_eq!(config(&[]).expect("valid").model_id, "name");
+        assert_eq!(config(&["--model-id", "other/x"]).expect("valid").model_id, "other/x");
+    }
+}

@@ -1,0 +1,268 @@
+//! How do other threads talk to the engine's?
+//!
+//! The engine's thread owns model, pool and sequences; everybody else holds a [`Handle`] and sends
+//! commands over a bounded channel. An answer comes back over a channel of its own that has room
+//! for all of it, so the step loop never waits for a reader. Dropping a [`Ticket`] is all it takes
+//! to cancel: its flag is read at the start of the next step.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use cache_index::block::BlockHash;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::error::{ApiError, Kind};
+use crate::events::Numbered;
+use crate::kv::table::Scope;
+use crate::metrics::Ending;
+use crate::sample::Sampling;
+
+/// A request, ready to run.
+#[derive(Debug)]
+pub struct Job {
+    /// Named in logs.
+    pub request_id: Arc<str>,
+    /// The prompt, at least one token.
+    pub prompt: Vec<u32>,
+    /// Hashes of the prompt's leading blocks that may be served from cache.
+    pub chain: Vec<BlockHash>,
+    /// Whose blocks these are.
+    pub scope: Scope,
+    /// Tokens to produce at most, at least one.
+    pub output_max: usize,
+    /// How to choose them.
+    pub sampling: Sampling,
+    /// Texts that end the answer.
+    pub stops: Vec<String>,
+    /// Tokens that end the answer.
+    pub stop_tokens: Vec<u32>,
+}
+
+/// What the engine says about a request, in order.
+#[derive(Debug)]
+pub enum Output {
+    /// It joined the batch; so many of its prompt tokens were cached.
+    Joined {
+        /// Prompt tokens served from cache.
+        cached_tokens: usize,
+    },
+    /// A token was produced; its text may be empty while it is held back.
+    Text {
+        /// Text that became visible.
+        text: String,
+        /// Tokens produced so far.
+        output_tokens: usize,
+    },
+    /// The answer is complete.
+    Done {
+        /// The last visible text.
+        text: String,
+        /// Stop or length.
+        ending: Ending,
+        /// What it took.
+        usage: Usage,
+    },
+    /// The node failed; nothing follows.
+    Failed(ApiError),
+}
+
+/// What a request took, in tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of those, served from cache.
+    pub cached_tokens: usize,
+    /// Tokens produced.
+    pub output_tokens: usize,
+}
+
+/// A submitted request. Dropping it cancels the request if it still runs.
+#[derive(Debug)]
+pub struct Ticket {
+    outputs: mpsc::Receiver<Output>,
+    cancelled: Arc<AtomicBool>,
+    handle: Handle,
+}
+
+impl Ticket {
+    /// The next thing the engine says; none if its thread died.
+    pub async fn next(&mut self) -> Option<Output> {
+        self.outputs.recv().await
+    }
+
+    /// As [`Ticket::next`], for hand-written futures.
+    pub fn poll_next(
+        &mut self,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Output>> {
+        self.outputs.poll_recv(context)
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.cancelled.store(true, Ordering::Release);
+        // A full channel means that the engine is awake and will look at the flag anyway.
+        let _ = self.handle.commands.try_send(Command::Wake);
+        self.handle.shared.active.send_modify(|active| *active -= 1);
+    }
+}
+
+/// Work for the engine's thread.
+pub(super) enum Command {
+    Submit(Box<Submission>),
+    Snapshot(oneshot::Sender<Option<Numbered>>),
+    Wake,
+    Stop,
+}
+
+/// A job with its way back.
+pub(super) struct Submission {
+    pub(super) job: Job,
+    pub(super) outputs: mpsc::Sender<Output>,
+    pub(super) cancelled: Arc<AtomicBool>,
+    pub(super) arrived: Instant,
+    pub(super) place: QueuePlace,
+}
+
+/// A place in the bounded queue; given back when the request joins the batch.
+#[derive(Debug)]
+pub(super) struct QueuePlace(Arc<Shared>);
+
+impl Drop for QueuePlace {
+    fn drop(&mut self) {
+        self.0.queued.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    queue_max: usize,
+    queued: AtomicUsize,
+    active: watch::Sender<usize>,
+    draining: AtomicBool,
+    /// Set once the engine's thread has ended.
+    pub(super) ended: OnceLock<()>,
+}
+
+/// The engine, seen from other threads.
+#[derive(Clone)]
+pub struct Handle {
+    commands: SyncSender<Command>,
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handle").field("shared", &self.shared).finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    pub(super) fn new(commands: SyncSender<Command>, queue_max: usize) -> Self {
+        let (active, _) = watch::channel(0);
+        let shared = Shared {
+            queue_max,
+            queued: AtomicUsize::new(0),
+            active,
+            draining: AtomicBool::new(false),
+            ended: OnceLock::new(),
+        };
+        Self { commands, shared: Arc::new(shared) }
+    }
+
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+
+    /// Queues a request, or says why not.
+    pub fn submit(&self, job: Job) -> Result<Ticket, ApiError> {
+        if self.shared.draining.load(Ordering::Acquire) {
+            return Err(draining());
+        }
+        let place = self.take_place()?;
+        // Room for every token and the three other outputs: the engine never waits for a reader.
+        let (sender, outputs) = mpsc::channel(job.output_max + 3);
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let submission = Submission {
+            job,
+            outputs: sender,
+            cancelled: Arc::clone(&cancelled),
+            arrived: Instant::now(),
+            place,
+        };
+        match self.commands.try_send(Command::Submit(Box::new(submission))) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => return Err(self.queue_full()),
+            Err(TrySendError::Disconnected(_)) => return Err(ended()),
+        }
+        self.shared.active.send_modify(|active| *active += 1);
+        Ok(Ticket { outputs, cancelled, handle: self.clone() })
+    }
+
+    /// Everything held, for a late joiner; `Some(None)` if nothing was ever held, none if the
+    /// engine has stopped.
+    pub async fn snapshot(&self) -> Option<Option<Numbered>> {
+        let (answer, receiver) = oneshot::channel();
+        let commands = self.commands.clone();
+        // Unlike a request this may wait for room: it is rare, and comes from a task of its own.
+        let sent = tokio::task::spawn_blocking(move || commands.send(Command::Snapshot(answer)));
+        sent.await.ok()?.ok()?;
+        receiver.await.ok()
+    }
+
+    /// Refuses new requests from now on.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether requests are refused because the node goes away.
+    pub fn is_draining(&self) -> bool {
+        self.shared.draining.load(Ordering::Acquire)
+    }
+
+    /// Whether the engine's thread has ended.
+    pub fn has_ended(&self) -> bool {
+        self.shared.ended.get().is_some()
+    }
+
+    /// Waits until no request is held by anybody.
+    pub async fn idle(&self) {
+        let mut active = self.shared.active.subscribe();
+        // The sender lives in `shared`, which this handle holds, so the wait ends only at zero.
+        let _ = active.wait_for(|active| *active == 0).await;
+    }
+
+    /// Ends the engine's thread after its current step.
+    pub fn stop(&self) {
+        let commands = self.commands.clone();
+        // The channel may be full; the engine empties it every step, so this does not wait long.
+        let _ = commands.send(Command::Stop);
+    }
+
+    fn take_place(&self) -> Result<QueuePlace, ApiError> {
+        let before = self.shared.queued.fetch_add(1, Ordering::AcqRel);
+        let place = QueuePlace(Arc::clone(&self.shared));
+        if before >= self.shared.queue_max { Err(self.queue_full()) } else { Ok(place) }
+    }
+
+    fn queue_full(&self) -> ApiError {
+        let message = format!(
+            "This node's queue is full ({} requests wait). Try again shortly.",
+            self.shared.queue_max
+        );
+        ApiError::new(Kind::Overloaded, "queue_full", message)
+    }
+}
+
+fn draining() -> ApiError {
+    let message = "This node is shutting down and takes no new requests.";
+    ApiError::new(Kind::Overloaded, "node_draining", message)
+}
+
+fn ended() -> ApiError {
+    ApiError::internal("the engine's thread has ended")
+}

@@ -1,0 +1,390 @@
+//! What happens in one step?
+//!
+//! `step()`: drop the cancelled → admit the waiting → plan → find blocks → forward → sample →
+//! settle → publish events. It runs on a thread of its own, which owns model, pool and sequences;
+//! nothing else touches them, so nothing here is locked. While there is nothing to do the thread
+//! sleeps on its command channel.
+//!
+//! A forward pass that fails or panics ends the requests that were in it, and no others: their
+//! blocks go back, the loop goes on.
+
+mod handle;
+mod sequence;
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use cache_index::block::{creditable_blocks, hash_chain};
+
+pub use handle::{Handle, Job, Output, Ticket, Usage};
+
+use crate::error::ApiError;
+use crate::events::EventLog;
+use crate::kv::pool::Pool;
+use crate::kv::table::{BlockTable, PoolFull};
+use crate::metrics::{Ending, Metrics};
+use crate::model::{ForwardError, SeqInput};
+use crate::sample::Sampler;
+use crate::scheduler::{Chunk, Needs, may_join, plan};
+use handle::{Command, Submission};
+use sequence::{After, Sequence};
+
+/// Runs a batch; a closure over the model, so that tests can break it.
+pub type Forward = Box<dyn FnMut(&[SeqInput<'_>], &mut Vec<f32>) -> Result<(), ForwardError> + Send>;
+
+/// The bytes of a token.
+pub type TokenBytes = Box<dyn Fn(u32) -> Vec<u8> + Send>;
+
+/// Commands that wait for the engine's thread; beyond the queue's bound there are only wake-ups.
+const COMMANDS_MAX: usize = 4096;
+
+/// What an engine is made of.
+pub struct Parts {
+    /// Runs a batch.
+    pub forward: Forward,
+    /// The bytes of a token.
+    pub token_bytes: TokenBytes,
+    /// Entries in a row of logits.
+    pub vocab: usize,
+    /// Blocks in the pool.
+    pub kv_blocks: u32,
+    /// Tokens in one step, see [`plan`].
+    pub step_tokens: usize,
+    /// Requests that may wait.
+    pub queue_max: usize,
+    /// The handles behind `/metrics`.
+    pub metrics: Arc<Metrics>,
+    /// Where KV events go; none if nobody can ask for them.
+    pub events: Option<Arc<EventLog>>,
+}
+
+/// Starts the engine's thread.
+pub fn start(parts: Parts) -> std::io::Result<(Handle, JoinHandle<()>)> {
+    let (sender, commands) = sync_channel(COMMANDS_MAX);
+    let handle = Handle::new(sender, parts.queue_max);
+    let shared = handle.shared();
+    let mut engine = Engine::new(parts);
+    let run = move || {
+        // Set on a panic too: whoever watches must see that the thread is gone.
+        let _ended = scopeguard(move || {
+            let _ = shared.ended.set(());
+        });
+        engine.run(&commands);
+    };
+    let thread = std::thread::Builder::new().name("engine".into()).spawn(run)?;
+    Ok((handle, thread))
+}
+
+/// Runs a closure when dropped.
+fn scopeguard(run: impl FnOnce()) -> impl Drop {
+    struct Guard<F: FnOnce()>(Option<F>);
+    impl<F: FnOnce()> Drop for Guard<F> {
+        fn drop(&mut self) {
+            if let Some(run) = self.0.take() {
+                run();
+            }
+        }
+    }
+    Guard(Some(run))
+}
+
+struct Engine {
+    parts: Parts,
+    pool: Pool,
+    sampler: Sampler,
+    logits: Vec<f32>,
+    /// In order of arrival; preempted sequences stand in front.
+    waiting: VecDeque<Sequence>,
+    /// In order of joining: the last one is the first to be preempted.
+    running: Vec<Sequence>,
+}
+
+/// What the commands asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Step,
+    Stop,
+}
+
+impl Engine {
+    fn new(parts: Parts) -> Self {
+        let pool = Pool::new(parts.kv_blocks);
+        Self {
+            parts,
+            pool,
+            sampler: Sampler::default(),
+            logits: Vec::new(),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+        }
+    }
+
+    fn run(&mut self, commands: &Receiver<Command>) {
+        while self.take_commands(commands) == Next::Step {
+            self.step();
+        }
+    }
+
+    /// Takes every command there is; waits for one if there is nothing to do.
+    fn take_commands(&mut self, commands: &Receiver<Command>) -> Next {
+        if self.waiting.is_empty() && self.running.is_empty() {
+            let Ok(command) = commands.recv() else { return Next::Stop };
+            if self.take(command) == Next::Stop {
+                return Next::Stop;
+            }
+        }
+        loop {
+            let command = match commands.try_recv() {
+                Ok(command) => command,
+                Err(TryRecvError::Empty) => return Next::Step,
+                Err(TryRecvError::Disconnected) => return Next::Stop,
+            };
+            if self.take(command) == Next::Stop {
+                return Next::Stop;
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) -> Next {
+        match command {
+            Command::Submit(submission) => self.submit(*submission),
+            Command::Snapshot(answer) => {
+                let log = self.parts.events.as_ref();
+                let snapshot = log.and_then(|log| log.snapshot(&self.pool.snapshot()));
+                let _ = answer.send(snapshot);
+            }
+            Command::Wake => {}
+            Command::Stop => return Next::Stop,
+        }
+        Next::Step
+    }
+
+    fn submit(&mut self, submission: Submission) {
+        self.waiting.push_back(Sequence::new(submission));
+    }
+
+    fn step(&mut self) {
+        let started = Instant::now();
+        self.drop_cancelled();
+        self.admit();
+        let chunks = self.find_blocks();
+        if !chunks.is_empty() {
+            let outcome = self.forward(&chunks);
+            self.settle(&chunks, outcome);
+            self.parts.metrics.step_seconds.observe(started.elapsed().as_secs_f64());
+        }
+        self.publish();
+    }
+
+    fn drop_cancelled(&mut self) {
+        let mut gone: Vec<_> = self.running.extract_if(.., |s| s.is_cancelled()).collect();
+        if self.waiting.iter().any(Sequence::is_cancelled) {
+            let waiting = std::mem::take(&mut self.waiting).into_iter();
+            let (left, stay): (VecDeque<_>, _) = waiting.partition(Sequence::is_cancelled);
+            gone.extend(left);
+            self.waiting = stay;
+        }
+        gone.into_iter().for_each(|sequence| self.end(sequence, Ending::Cancelled));
+    }
+
+    /// Lets waiting sequences join, first come first served: a later, smaller one never overtakes.
+    fn admit(&mut self) {
+        while let Some(sequence) = self.waiting.front() {
+            let scope = &sequence.job.scope;
+            let resumed = sequence.output_tokens() > 0;
+            let chain = if resumed {
+                let creditable = creditable_blocks(sequence.tokens.len());
+                let mut chain = hash_chain(&scope.namespace, &sequence.tokens);
+                chain.truncate(creditable);
+                chain
+            } else {
+                sequence.job.chain.clone()
+            };
+            let overlap = self.pool.overlap(&chain);
+            let needs = Needs {
+                known: sequence.tokens.len(),
+                output_left: sequence.output_left(),
+                held: overlap.blocks,
+                idle: overlap.idle,
+            };
+            let available = self.pool.available();
+            if !may_join(&needs, available, self.outstanding(), self.running.len()) {
+                return;
+            }
+            let Some(mut sequence) = self.waiting.pop_front() else { return };
+            let table = BlockTable::claim(&mut self.pool, sequence.job.scope.clone(), &chain);
+            sequence.join(table, &self.parts.metrics);
+            self.running.push(sequence);
+        }
+    }
+
+    /// Blocks promised to running sequences that have not taken them yet.
+    fn outstanding(&self) -> usize {
+        let missing = |sequence: &Sequence| {
+            let needs = Needs {
+                known: sequence.tokens.len(),
+                output_left: sequence.output_left(),
+                held: 0,
+                idle: 0,
+            };
+            let has = sequence.table.as_ref().map_or(0, |table| table.blocks().len());
+            needs.promised().saturating_sub(has)
+        };
+        self.running.iter().map(missing).sum()
+    }
+
+    /// Plans the step and finds a block for every token in it. When the pool runs dry, the
+    /// youngest sequence gives its blocks back until the older ones have theirs.
+    fn find_blocks(&mut self) -> Vec<Chunk> {
+        let progress: Vec<_> = self.running.iter().map(Sequence::progress).collect();
+        let mut chunks = plan(&progress, self.parts.step_tokens);
+        let mut next = 0;
+        while let Some(chunk) = chunks.get(next).copied() {
+            let sequence = &mut self.running[chunk.index];
+            let table = sequence.table.as_mut().expect("a running sequence has a table");
+            match table.grow(&mut self.pool, sequence.computed + chunk.tokens) {
+                Ok(()) => next += 1,
+                Err(PoolFull) => {
+                    self.preempt();
+                    chunks.retain(|chunk| chunk.index < self.running.len());
+                }
+            }
+        }
+        chunks
+    }
+
+    fn preempt(&mut self) {
+        // The oldest sequence fits alone, so it never finds the pool full while it runs alone.
+        assert!(self.running.len() > 1, "one sequence must fit the pool of {}", self.pool.capacity());
+        let mut victim = self.running.pop().expect("more than one runs");
+        if let Some(table) = victim.table.take() {
+            table.release(&mut self.pool);
+        }
+        victim.computed = 0;
+        self.parts.metrics.preemptions.inc();
+        self.waiting.push_front(victim);
+    }
+
+    fn forward(&mut self, chunks: &[Chunk]) -> Result<(), ApiError> {
+        let Self { parts, running, logits, .. } = self;
+        let inputs: Vec<_> = chunks.iter().map(|chunk| input(running, chunk)).collect();
+        let rows = chunks.iter().filter(|chunk| chunk.samples).count();
+        let tokens: usize = chunks.iter().map(|chunk| chunk.tokens).sum();
+        match catch_unwind(AssertUnwindSafe(|| (parts.forward)(&inputs, logits))) {
+            Err(panic) => Err(ApiError::internal(format!("forward panicked: {}", said(&*panic)))),
+            Ok(Err(error)) => Err(ApiError::internal(format!("forward failed: {error}"))),
+            Ok(Ok(())) if logits.len() != rows * parts.vocab => {
+                let found = logits.len();
+                Err(ApiError::internal(format!("forward gave {found} logits for {rows} rows")))
+            }
+            Ok(Ok(())) => {
+                parts.metrics.computed_tokens.inc_by(tokens as u64);
+                Ok(())
+            }
+        }
+    }
+
+    fn settle(&mut self, chunks: &[Chunk], outcome: Result<(), ApiError>) {
+        let logits = std::mem::take(&mut self.logits);
+        let mut rows = logits.chunks_exact(self.parts.vocab);
+        let mut ended = Vec::new();
+        for chunk in chunks {
+            let after = match &outcome {
+                Ok(()) => self.settle_chunk(chunk, &mut rows),
+                Err(error) => Err(error.clone()),
+            };
+            match after {
+                Ok(After::GoesOn) => {}
+                Ok(After::Ended(ending)) => ended.push((chunk.index, ending)),
+                Err(error) => {
+                    let sequence = &mut self.running[chunk.index];
+                    tracing::error!(
+                        request_id = %sequence.job.request_id,
+                        detail = error.detail.as_deref().unwrap_or_default(),
+                        "a step failed"
+                    );
+                    sequence.fail(error);
+                    ended.push((chunk.index, Ending::Failed));
+                }
+            }
+        }
+        self.logits = logits;
+        for (index, ending) in ended.into_iter().rev() {
+            let sequence = self.running.remove(index);
+            self.end(sequence, ending);
+        }
+    }
+
+    /// Takes over what a chunk computed: publishes its full blocks, samples, tells the client.
+    fn settle_chunk<'a>(
+        &mut self,
+        chunk: &Chunk,
+        rows: &mut impl Iterator<Item = &'a [f32]>,
+    ) -> Result<After, ApiError> {
+        let sequence = &mut self.running[chunk.index];
+        let upto = sequence.computed + chunk.tokens;
+        let mut sampled = None;
+        if chunk.samples {
+            // Sampled before anything is published: what a broken pass computed is not kept.
+            let row = rows.next().expect("rows were counted after the forward pass");
+            let position = sequence.tokens.len() as u64;
+            let token = self.sampler.sample(row, &sequence.job.sampling, position);
+            sampled = Some(token.map_err(|error| ApiError::internal(error.to_string()))?);
+        }
+        sequence.computed = upto;
+        let table = sequence.table.as_mut().expect("a running sequence has a table");
+        table.publish(&mut self.pool, &sequence.tokens[..upto]);
+        Ok(match sampled {
+            Some(token) => {
+                let bytes = (self.parts.token_bytes)(token);
+                sequence.push(token, &bytes, &self.parts.metrics)
+            }
+            None => After::GoesOn,
+        })
+    }
+
+    fn end(&mut self, mut sequence: Sequence, ending: Ending) {
+        if let Some(table) = sequence.table.take() {
+            table.release(&mut self.pool);
+        }
+        self.parts.metrics.finished(ending);
+        sequence.log(ending);
+    }
+
+    fn publish(&mut self) {
+        let changes = self.pool.take_changes();
+        if let Some(log) = &self.parts.events {
+            log.append(&changes);
+        }
+        let metrics = &self.parts.metrics;
+        metrics.running.set(self.running.len() as i64);
+        metrics.waiting.set(self.waiting.len() as i64);
+        metrics.kv_blocks_held.set(self.pool.held() as i64);
+        metrics.kv_blocks_published.set(self.pool.published() as i64);
+        metrics.kv_usage.set(self.pool.held() as f64 / self.pool.capacity().max(1) as f64);
+    }
+}
+
+fn input<'a>(running: &'a [Sequence], chunk: &Chunk) -> SeqInput<'a> {
+    let sequence = &running[chunk.index];
+    let table = sequence.table.as_ref().expect("a running sequence has a table");
+    SeqInput {
+        tokens: &sequence.tokens[sequence.computed..sequence.computed + chunk.tokens],
+        start: sequence.computed,
+        blocks: table.blocks(),
+        logits_last: usize::from(chunk.samples),
+    }
+}
+
+/// What a panic said.
+fn said(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+#[cfg(test)]
+mod tests;
