@@ -87,7 +87,10 @@ impl Node {
         let gone = self.blocks.remove(at);
         if gone.ends_inside_ours() {
             let continues = |block: &Block| {
-                block.parent.as_ref() == Some(name) && block.prefix.starts_with(&gone.prefix)
+                block.parent.as_ref() == Some(name)
+                    && block.space == gone.space
+                    && block.begins() == gone.prefix.len()
+                    && block.prefix.starts_with(&gone.prefix)
             };
             let after: Vec<_> = self
                 .blocks

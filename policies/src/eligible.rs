@@ -65,7 +65,8 @@ impl fmt::Display for Ineligible {
 pub fn check(request: &RequestView, node: &NodeView) -> Result<(), Ineligible> {
     // The expected output is only a prediction, so just one token of it is demanded.
     let needed = request.prompt_tokens.saturating_add(1);
-    if needed > node.context_max {
+    // A node that has not told its context yet is not a small one.
+    if node.context_max != 0 && needed > node.context_max {
         return Err(Ineligible::ContextTooSmall {
             needed,
             max: node.context_max,

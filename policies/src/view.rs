@@ -51,7 +51,7 @@ pub struct NodeView {
     pub overlap_blocks: usize,
     /// Its own block size in tokens, to which it rounds reuse down; 16 for our engine.
     pub node_block_tokens: u64,
-    /// Most tokens that a prompt and its answer may have together.
+    /// Most tokens that a prompt and its answer may have together; 0 where it is not known.
     pub context_max: u64,
     /// Sessions whose binding names this node: the memory of recent placements, which in-flight
     /// tokens lose as soon as a turn ends.

@@ -36,6 +36,7 @@ fn spoil(event: &mut KvEvent, engines: &[Engine], random: &mut Random) {
     match event {
         KvEvent::Stored {
             block_hashes,
+            block_size,
             parent,
             token_ids,
             medium,
@@ -43,7 +44,7 @@ fn spoil(event: &mut KvEvent, engines: &[Engine], random: &mut Random) {
             group_idx,
             group_kind,
             ..
-        } => match random.below(9) {
+        } => match random.below(10) {
             0 => drop(token_ids.pop()),
             1 => *medium = Some(Medium::Host),
             2 => *group_kind = GroupKind::Other,
@@ -59,6 +60,12 @@ fn spoil(event: &mut KvEvent, engines: &[Engine], random: &mut Random) {
                     *hash = other.name.clone();
                 }
             }),
+            // The same names and tokens in blocks twice as large.
+            8 if block_hashes.len().is_multiple_of(2) => {
+                let second = block_hashes.chunks(2).map(|pair| pair[1].clone());
+                *block_hashes = second.collect();
+                *block_size *= 2;
+            }
             _ => *parent = None,
         },
         KvEvent::Removed {

@@ -43,7 +43,8 @@ fn a_prompt_needs_room_for_itself_and_one_token_of_answer() {
     expect(&request(), &with(1601), Ok(()));
     let small = |max| Err(Ineligible::ContextTooSmall { needed: 1601, max });
     expect(&request(), &with(1600), small(1600));
-    expect(&request(), &with(0), small(0));
+    expect(&request(), &with(1), small(1));
+    expect(&request(), &with(0), Ok(()));
     // The context is the reason that does not pass, so it is the one to tell.
     let excluded = RequestView {
         excluded: vec![id("a")],
