@@ -4,7 +4,7 @@
 //! of block hashes ([`block`]); engines' KV-cache events ([`event`], read and written by [`wire`])
 //! say which blocks a node holds; [`index`] answers for a chain how many of its leading blocks
 //! each node holds; [`trust`] decides from sequence numbers what may be believed and what must be
-//! asked again. [`reference`] is the slow, obvious twin that the index is tested against.
+//! asked again. [`mod@reference`] is the slow, obvious twin that the index is tested against.
 
 pub mod block;
 pub mod event;
