@@ -3,8 +3,8 @@
 //!
 //! Most words are one token, so every vocabulary entry that encodes to itself is kept in a table
 //! (found at load by encoding the whole vocabulary once): no lock, no eviction, one look-up.
-//! Other words are merged: short ones by repeated scans, long ones with a heap, so that a megabyte
-//! without a blank stays O(n log n).
+//! Other words are merged: short ones by repeated scans, long ones rank by rank with a queue, so
+//! that megabytes without a blank stay O(n log n).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,8 +14,7 @@ use hashbrown::HashMap;
 
 /// Marks a byte without a token.
 const NONE: u32 = u32::MAX;
-/// Words up to this many bytes are merged by scanning: below it, two cache lines of ranks beat a
-/// heap.
+/// Words up to this many bytes are merged by scanning: below it, a few cache lines beat a queue.
 const SCAN_MAX: usize = 32;
 
 /// Rank and result of a merge.
@@ -24,6 +23,12 @@ struct Merge {
     rank: u32,
     token: u32,
 }
+
+/// No merge; its rank is behind all others.
+const NOTHING: Merge = Merge {
+    rank: NONE,
+    token: NONE,
+};
 
 /// Merges and whole words of a vocabulary.
 ///
@@ -39,7 +44,7 @@ pub(super) struct Bpe {
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     symbols: Vec<Symbol>,
-    heap: BinaryHeap<Reverse<Candidate>>,
+    queue: Queue,
 }
 
 /// A token of the word being merged, linked to its neighbours by index.
@@ -48,16 +53,49 @@ struct Symbol {
     token: u32,
     previous: u32,
     next: u32,
+    /// What merging with the next symbol gives.
+    merge: Merge,
 }
 
-/// A possible merge of the symbol at `at` with its next; stale once either has changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
-    rank: u32,
-    at: u32,
-    left: u32,
-    right: u32,
-    token: u32,
+/// Possible merges, by rank: indices of left symbols. An index is stale once its symbol's merge
+/// has another rank. A heap of all of them would touch memory at random for each; here only the
+/// ranks are in the heap, and the symbols of one rank are visited in order.
+#[derive(Debug, Default)]
+struct Queue {
+    ranks: BinaryHeap<Reverse<u32>>,
+    by_rank: HashMap<u32, Vec<u32>, FixedState>,
+    /// Emptied lists, kept for their memory.
+    spare: Vec<Vec<u32>>,
+}
+
+impl Queue {
+    fn push(&mut self, rank: u32, at: u32) {
+        let list = self.by_rank.entry(rank).or_insert_with(|| {
+            self.ranks.push(Reverse(rank));
+            self.spare.pop().unwrap_or_default()
+        });
+        list.push(at);
+    }
+
+    /// The lowest rank and its symbols, leftmost first.
+    fn pop(&mut self) -> Option<(u32, Vec<u32>)> {
+        let Reverse(rank) = self.ranks.pop()?;
+        let mut list = self.by_rank.remove(&rank)?;
+        // Runs in order already: the sort merges them.
+        list.sort();
+        Some((rank, list))
+    }
+
+    fn has_below(&self, rank: u32) -> bool {
+        self.ranks
+            .peek()
+            .is_some_and(|Reverse(lowest)| *lowest < rank)
+    }
+
+    fn recycle(&mut self, mut list: Vec<u32>) {
+        list.clear();
+        self.spare.push(list);
+    }
 }
 
 /// What `Bpe` is built from, all in the model file's ids.
@@ -122,7 +160,7 @@ impl Bpe {
         } else if word.len() <= SCAN_MAX {
             self.merge_by_scanning(word, out);
         } else {
-            self.merge_by_heap(word, scratch, out);
+            self.merge_by_rank(word, scratch, out);
         }
     }
 
@@ -134,27 +172,25 @@ impl Bpe {
             .filter(|token| *token != NONE)
     }
 
-    fn merge(&self, left: u32, right: u32) -> Option<Merge> {
-        self.merges.get(&pair(left, right)).copied()
+    /// What merging two tokens gives; of rank `NONE` if nothing.
+    #[inline]
+    fn merge(&self, left: u32, right: u32) -> Merge {
+        self.merges
+            .get(&pair(left, right))
+            .copied()
+            .unwrap_or(NOTHING)
     }
 
     fn merge_by_scanning(&self, word: &[u8], out: &mut Vec<u32>) {
         let mut tokens = [0u32; SCAN_MAX];
-        let mut merges = [Merge {
-            rank: NONE,
-            token: NONE,
-        }; SCAN_MAX];
-        let nothing = Merge {
-            rank: NONE,
-            token: NONE,
-        };
+        let mut merges = [NOTHING; SCAN_MAX];
         let mut count = 0;
         for token in self.byte_tokens(word) {
             tokens[count] = token;
             count += 1;
         }
         for at in 1..count {
-            merges[at - 1] = self.merge(tokens[at - 1], tokens[at]).unwrap_or(nothing);
+            merges[at - 1] = self.merge(tokens[at - 1], tokens[at]);
         }
         while count > 1 {
             let mut best = 0;
@@ -172,54 +208,45 @@ impl Bpe {
             merges.copy_within(best + 1..count - 1, best);
             count -= 1;
             if best > 0 {
-                merges[best - 1] = self.merge(tokens[best - 1], merge.token).unwrap_or(nothing);
+                merges[best - 1] = self.merge(tokens[best - 1], merge.token);
             }
             if best + 1 < count {
-                merges[best] = self.merge(merge.token, tokens[best + 1]).unwrap_or(nothing);
+                merges[best] = self.merge(merge.token, tokens[best + 1]);
             }
         }
         out.extend_from_slice(&tokens[..count]);
     }
 
-    fn merge_by_heap(&self, word: &[u8], scratch: &mut Scratch, out: &mut Vec<u32>) {
-        let Scratch { symbols, heap } = scratch;
+    fn merge_by_rank(&self, word: &[u8], scratch: &mut Scratch, out: &mut Vec<u32>) {
+        let Scratch { symbols, queue } = scratch;
         symbols.clear();
-        heap.clear();
         for (at, token) in self.byte_tokens(word).enumerate() {
             let at = at as u32;
+            let (previous, next) = (at.wrapping_sub(1), at + 1);
             symbols.push(Symbol {
                 token,
-                previous: at.wrapping_sub(1),
-                next: at + 1,
+                previous,
+                next,
+                merge: NOTHING,
             });
         }
         let Some(last) = symbols.last_mut() else {
             return;
         };
         last.next = NONE;
-        for at in 1..symbols.len() {
-            self.offer(symbols, heap, at as u32 - 1);
+        for at in 0..symbols.len() - 1 {
+            self.offer(symbols, queue, at);
         }
-        while let Some(Reverse(candidate)) = heap.pop() {
-            let left = symbols[candidate.at as usize];
-            if left.token != candidate.left || left.next == NONE {
-                continue;
+        while let Some((rank, list)) = queue.pop() {
+            for (done, at) in list.iter().enumerate() {
+                self.merge_at(symbols, queue, rank, *at as usize);
+                // Learned merges lead to later ones only; a made-up list may lead back.
+                if queue.has_below(rank) {
+                    list[done + 1..].iter().for_each(|at| queue.push(rank, *at));
+                    break;
+                }
             }
-            let right = symbols[left.next as usize];
-            if right.token != candidate.right {
-                continue;
-            }
-            // The right symbol is dead: no candidate at its index may match again.
-            symbols[left.next as usize].token = NONE;
-            symbols[candidate.at as usize].token = candidate.token;
-            symbols[candidate.at as usize].next = right.next;
-            if right.next != NONE {
-                symbols[right.next as usize].previous = candidate.at;
-                self.offer(symbols, heap, candidate.at);
-            }
-            if left.previous != NONE {
-                self.offer(symbols, heap, left.previous);
-            }
+            queue.recycle(list);
         }
         out.extend(
             symbols
@@ -229,18 +256,34 @@ impl Bpe {
         );
     }
 
-    /// Puts the merge of the symbol at `at` with its next into the heap, if there is one.
-    fn offer(&self, symbols: &[Symbol], heap: &mut BinaryHeap<Reverse<Candidate>>, at: u32) {
-        let left = symbols[at as usize];
+    /// Merges the symbol at `at` with its next, if that merge still has this rank.
+    fn merge_at(&self, symbols: &mut [Symbol], queue: &mut Queue, rank: u32, at: usize) {
+        let left = symbols[at];
+        if left.merge.rank != rank {
+            return;
+        }
         let right = symbols[left.next as usize];
-        if let Some(Merge { rank, token }) = self.merge(left.token, right.token) {
-            heap.push(Reverse(Candidate {
-                rank,
-                at,
-                left: left.token,
-                right: right.token,
-                token,
-            }));
+        // The right symbol is dead: no token, and nothing queued for its index holds.
+        symbols[left.next as usize].token = NONE;
+        symbols[left.next as usize].merge = NOTHING;
+        symbols[at].token = left.merge.token;
+        symbols[at].next = right.next;
+        symbols[at].merge = NOTHING;
+        if right.next != NONE {
+            symbols[right.next as usize].previous = at as u32;
+            self.offer(symbols, queue, at);
+        }
+        if left.previous != NONE {
+            self.offer(symbols, queue, left.previous as usize);
+        }
+    }
+
+    /// Queues the merge of the symbol at `at` with its next, if there is one.
+    fn offer(&self, symbols: &mut [Symbol], queue: &mut Queue, at: usize) {
+        let merge = self.merge(symbols[at].token, symbols[symbols[at].next as usize].token);
+        symbols[at].merge = merge;
+        if merge.rank != NONE {
+            queue.push(merge.rank, at as u32);
         }
     }
 }

@@ -315,3 +315,6 @@ fn fingerprint(vocab: &Vocab, rules: Rules) -> u64 {
     vocab.merges.hash(&mut hasher);
     hasher.finish()
 }
+
+#[cfg(test)]
+mod tests;

@@ -233,19 +233,22 @@ fn bad_requests_are_refused_by_name() {
         "messages[1].content[1].type",
         "\"image_url\" is not supported",
     );
-    let calls = |calls: Json| json!([{"role": "assistant", "tool_calls": calls}]);
+}
+
+#[test]
+fn bad_tool_calls_are_refused_by_name() {
+    let check = |calls: Json, param: &str, expected: &str| {
+        let error = chat(&json!([{"role": "assistant", "tool_calls": calls}])).unwrap_err();
+        assert_eq!(error.param(), param, "{calls}");
+        assert!(
+            error.to_string().contains(expected),
+            "{error} does not say {expected:?}"
+        );
+    };
+    check(json!("x"), "messages[0].tool_calls", "must be an array");
+    check(json!([1]), "messages[0].tool_calls[0]", "must be an object");
     check(
-        calls(json!("x")),
-        "messages[0].tool_calls",
-        "must be an array",
-    );
-    check(
-        calls(json!([1])),
-        "messages[0].tool_calls[0]",
-        "must be an object",
-    );
-    check(
-        calls(json!([{"function": "f"}])),
+        json!([{"function": "f"}]),
         "messages[0].tool_calls[0].function",
         "must be an object",
     );

@@ -291,16 +291,22 @@ fn equals_the_reference_on_random_text() {
 
 #[test]
 fn equals_the_reference_on_every_character() {
-    // The classes of all characters, each in a context that shows its class.
+    // The classes of all characters, each in a context that shows its class: all with the default
+    // model's pre-tokenizer, every eighth with the others, which share the table of classes; one
+    // in 97 of the planes in which nothing is assigned.
     for pair in pairs() {
+        let step = if pair.pre == "smollm" { 1 } else { 8 };
+        let assigned = (0..0x3_2000).chain(0xe_0000..0xe_1000).step_by(step);
+        let unassigned = (0x3_2000..0x11_0000).step_by(97 * step);
         let mut text = String::new();
-        for c in (0..0x11_0000).filter_map(char::from_u32) {
+        for c in assigned.chain(unassigned).filter_map(char::from_u32) {
             // Numbers that Unicode 17 has added: tables of different age disagree on them.
             if matches!(c, '\u{11de0}'..='\u{11de9}' | '\u{16ff4}'..='\u{16ff6}') {
                 continue;
             }
             text.extend(['a', c, c, ' ', c, '!', c, '1', ' ', ' ', c]);
-            if text.len() > 60_000 {
+            // The reference's time grows with the square of a text's words.
+            if text.len() > 1_500 {
                 pair.check(&text);
                 text.clear();
             }
