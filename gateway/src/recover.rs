@@ -146,7 +146,7 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
     let answer = Answer {
         exchange,
         chosen,
-        load,
+        load: Some(load),
     };
     if !(200..300).contains(&status) {
         return match Refusal::read(flow, answer).await {

@@ -48,7 +48,8 @@ pub(crate) struct Flow<'a> {
 pub(crate) struct Answer {
     pub(crate) exchange: Exchange,
     pub(crate) chosen: Chosen,
-    pub(crate) load: InFlight,
+    /// Given back before the client reads the end, so that its next turn does not meet it.
+    pub(crate) load: Option<InFlight>,
 }
 
 /// How an attempt ended.
@@ -208,7 +209,9 @@ impl Flow<'_> {
         if self.ctx.line.ttft_ms.is_some() {
             return;
         }
-        answer.load.first_token();
+        if let Some(load) = &mut answer.load {
+            load.first_token();
+        }
         self.ctx.line.ttft_ms = Some(self.ctx.elapsed_ms());
         let seconds = self.ctx.started.elapsed().as_secs_f64();
         self.gateway

@@ -151,7 +151,9 @@ impl Stream<'_, '_> {
     /// More text is about to be relayed.
     fn count(&mut self, more: u64) {
         self.flow.first_text(&mut self.answer);
-        self.answer.load.decoded(more);
+        if let Some(load) = &mut self.answer.load {
+            load.decoded(more);
+        }
         let so_far = self.so_far();
         self.flow.bill.checkpoint(so_far);
     }
@@ -198,6 +200,7 @@ impl Stream<'_, '_> {
             return self.tell(error, cause).await;
         }
         self.flow.learn(&self.answer, self.usage);
+        self.answer.load = None;
         let held = self.held.take().unwrap_or_default().freeze();
         let written = self.write(held).await;
         let written = match written {

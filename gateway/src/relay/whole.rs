@@ -73,6 +73,7 @@ pub(super) async fn run(flow: &mut Flow<'_>, mut answer: Answer) -> End {
         return End::Refused(error);
     }
     flow.learn(&answer, reported);
+    answer.load = None;
     let head = match flow.head(&answer.chosen, "application/json", Some(body.len())) {
         Ok(head) => head,
         Err(error) => {

@@ -6,5 +6,6 @@ mod bad_input;
 mod cancel;
 mod identity;
 mod retry;
+mod shutdown;
 mod streams;
 mod support;

@@ -6,7 +6,7 @@ pub(crate) mod node;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -203,6 +203,24 @@ impl Gateway {
             self.metric("homing_requests_in_flight") == 0.0
                 && self.metric("homing_requests_waiting") == 0.0
         });
+    }
+
+    /// Sends the process a signal.
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("kill")
+            .args([format!("-{name}"), self.process.id().to_string()])
+            .status();
+        assert!(sent.expect("kill runs").success());
+    }
+
+    /// Waits for the process to end by itself.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        let mut ended = None;
+        eventually("the gateway ends", || {
+            ended = self.process.try_wait().expect("a child");
+            ended.is_some()
+        });
+        ended.expect("it ended")
     }
 
     /// The log so far.
