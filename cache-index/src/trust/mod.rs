@@ -354,8 +354,13 @@ impl Tracker {
         };
     }
 
-    /// Whether exactly this message has been applied. Numbers in `recent` only grow.
+    /// Whether a message with a number from the past has been applied, itself or as part of a
+    /// snapshot. Within one boot it must have been; without boot ids exactly this message must be
+    /// known. Numbers in `recent` only grow.
     fn is_repetition(&self, seq: u64, batch: &EventBatch) -> bool {
+        if batch.boot_id.is_some() && batch.boot_id == self.boot_id {
+            return true;
+        }
         let found = self.recent.binary_search_by_key(&seq, |(seq, _)| *seq);
         let applied = found.ok().and_then(|at| self.recent.get(at));
         applied.is_some_and(|(_, timestamp)| timestamp.total_cmp(&batch.timestamp).is_eq())

@@ -18,6 +18,7 @@ enum In {
     Replayed(u64),
     ReplayedAt(u64, f64),
     ReplayedBoot(u64, &'static str),
+    SnapshotBoot(u64, &'static str),
     Snapshot(u64),
     LiveSnapshot(u64),
     Bad(u64),
@@ -47,6 +48,9 @@ fn feed(tracker: &mut Tracker, input: In) -> Vec<Step> {
         Replayed(seq) => tracker.on_replayed(seq, batch(at(seq), None, vec![])),
         ReplayedAt(seq, timestamp) => tracker.on_replayed(seq, batch(timestamp, None, vec![])),
         ReplayedBoot(seq, boot) => tracker.on_replayed(seq, batch(at(seq), Some(boot), vec![])),
+        SnapshotBoot(seq, boot) => {
+            tracker.on_replayed(seq, batch(at(seq), Some(boot), vec![KvEvent::Cleared]))
+        }
         Snapshot(seq) => tracker.on_replayed(seq, batch(at(seq), None, vec![KvEvent::Cleared])),
         LiveSnapshot(seq) => tracker.on_live(seq, batch(at(seq), None, vec![KvEvent::Cleared])),
         Bad(seq) => tracker.on_undecodable(seq),
@@ -229,6 +233,16 @@ fn a_boot_id_shows_every_restart() {
         );
     };
     run(&[Boot(2, "a")], "2", Trust::Exact);
+    // A message that a snapshot has covered and the socket delivers late is no restart.
+    let covered = [
+        Connected,
+        SnapshotBoot(7, "a"),
+        End,
+        Boot(6, "a"),
+        Boot(7, "a"),
+        Boot(8, "a"),
+    ];
+    check(&covered, "forget replay(0) 7 8", Trust::Exact);
     // It has passed the last number already; numbers alone would show nothing.
     run(&[Boot(2, "b")], "forget replay(0)", Trust::Unknown);
     run(&[Boot(0, "b"), Boot(1, "b")], "forget 0 1", Trust::Exact);
