@@ -136,6 +136,14 @@ pub enum ForwardError {
         /// Blocks in the pool.
         pool: usize,
     },
+    /// A block that an earlier place of the batch writes too.
+    #[error("sequence {sequence}: block {block} is written twice in one pass")]
+    BlockTwice {
+        /// Index into the batch.
+        sequence: usize,
+        /// The offending id.
+        block: u32,
+    },
     /// More rows of logits asked for than the sequence has tokens.
     #[error("sequence {sequence}: {wanted} rows of logits from {tokens} tokens")]
     Logits {

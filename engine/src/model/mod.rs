@@ -25,7 +25,7 @@ pub use file::GgufFile;
 use crate::ops::Ops;
 use crate::ops::cpu::{CpuOps, Portable};
 #[cfg(target_arch = "x86_64")]
-use crate::ops::cpu::{Avx2, Avx512};
+use crate::ops::cpu::{Avx2, Avx512, Isa as _};
 use crate::ops::reference::ReferenceOps;
 use llama::Llama;
 
@@ -53,6 +53,19 @@ impl Variant {
     /// All variants, best first.
     pub const ALL: [Variant; 3] = [Variant::Avx512, Variant::Avx2, Variant::Portable];
 
+    /// Whether this processor can run it.
+    pub fn is_available(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx512 => Avx512::detect().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx2 => Avx2::detect().is_some(),
+            #[cfg(not(target_arch = "x86_64"))]
+            Variant::Avx512 | Variant::Avx2 => false,
+            Variant::Portable => true,
+        }
+    }
+
     /// The name in messages.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -79,6 +92,9 @@ pub struct Model {
     config: ModelConfig,
     kv_blocks: usize,
     weight_bytes: usize,
+    /// Passes so far, and for each block the last one that wrote it.
+    passes: u64,
+    written_in: Vec<u64>,
     runner: Box<dyn Runner>,
 }
 
@@ -120,6 +136,18 @@ impl Model {
         options: &ModelOptions,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Model, ModelError> {
+        let best = Variant::ALL.into_iter().find(|variant| variant.is_available());
+        Model::load_on(best.unwrap_or(Variant::Portable), file, options, progress)
+    }
+
+    /// As [`Model::load`], but on a given instruction set instead of the best one. It matters
+    /// to [`OpsKind::Cpu`] alone.
+    pub fn load_on(
+        variant: Variant,
+        file: &GgufFile,
+        options: &ModelOptions,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Model, ModelError> {
         if options.threads == 0 || options.kv_blocks == 0 || options.kv_blocks > u32::MAX as usize {
             let what = if options.threads == 0 { "threads" } else { "kv_blocks" };
             return Err(ModelError::Options { what, allowed: "at least 1 and below 2^32" });
@@ -127,7 +155,7 @@ impl Model {
         let loading = Loading { file, config: Model::config(file.header())?, options };
         match options.ops {
             OpsKind::Reference => loading.run_on(ReferenceOps::new(options.threads), progress),
-            OpsKind::Cpu => loading.run_on_cpu(progress),
+            OpsKind::Cpu => loading.run_on_variant(variant, progress),
         }
     }
 
@@ -160,7 +188,24 @@ impl Model {
         for (sequence, seq) in batch.iter().enumerate() {
             self.check(sequence, seq)?;
         }
+        self.check_writes(batch)?;
         self.runner.forward(batch, logits);
+        Ok(())
+    }
+
+    /// No block may be written twice in one pass: threads write blocks side by side.
+    fn check_writes(&mut self, batch: &[SeqInput<'_>]) -> Result<(), ForwardError> {
+        self.passes += 1;
+        for (sequence, seq) in batch.iter().enumerate() {
+            let end = (seq.start + seq.tokens.len()).div_ceil(BLOCK_TOKENS);
+            for block in &seq.blocks[seq.start / BLOCK_TOKENS..end] {
+                let last_pass = &mut self.written_in[block.0 as usize];
+                if *last_pass == self.passes {
+                    return Err(ForwardError::BlockTwice { sequence, block: block.0 });
+                }
+                *last_pass = self.passes;
+            }
+        }
         Ok(())
     }
 
@@ -205,20 +250,28 @@ struct Loading<'a> {
 }
 
 impl Loading<'_> {
-    /// On the best instruction set that this processor has.
-    fn run_on_cpu(self, progress: &mut dyn FnMut(f32)) -> Result<Model, ModelError> {
+    fn run_on_variant(
+        self,
+        variant: Variant,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Model, ModelError> {
         let threads = self.options.threads;
-        #[cfg(target_arch = "x86_64")]
-        {
-            if let Some(ops) = CpuOps::<Avx512>::new(threads) {
-                return self.run_on(ops, progress);
+        let missing = || ModelError::Variant { wanted: variant.as_str() };
+        match variant {
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx512 => {
+                self.run_on(CpuOps::<Avx512>::new(threads).ok_or_else(missing)?, progress)
             }
-            if let Some(ops) = CpuOps::<Avx2>::new(threads) {
-                return self.run_on(ops, progress);
+            #[cfg(target_arch = "x86_64")]
+            Variant::Avx2 => {
+                self.run_on(CpuOps::<Avx2>::new(threads).ok_or_else(missing)?, progress)
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Variant::Avx512 | Variant::Avx2 => Err(missing()),
+            Variant::Portable => {
+                self.run_on(CpuOps::<Portable>::new(threads).ok_or_else(missing)?, progress)
             }
         }
-        let ops = CpuOps::<Portable>::new(threads);
-        self.run_on(ops.expect("the portable variant runs anywhere"), progress)
     }
 
     fn run_on<O: Ops + 'static>(
@@ -232,6 +285,8 @@ impl Loading<'_> {
         Ok(Model {
             config,
             kv_blocks: options.kv_blocks,
+            passes: 0,
+            written_in: vec![0; options.kv_blocks],
             weight_bytes: llama.weight_bytes(),
             runner: Box::new(llama),
         })

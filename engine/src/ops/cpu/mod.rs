@@ -10,14 +10,17 @@ mod pack;
 mod positions;
 mod product;
 mod rows;
+#[cfg(test)]
+mod tests;
 
 use attention::{AttendSegment, Merge, Source, TILE_SIZES, Tile, partial_len};
-use isa::{Isa, LANES};
+use isa::LANES;
 use pack::Packed;
 use positions::{Rotate, StoreBlock};
 use product::{GatedProduct, GroupProduct, Put};
 use rows::{Norm, PANEL, Quantise, Rows};
 
+pub(crate) use isa::Isa;
 pub(crate) use isa::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use isa::{avx2::Avx2, avx512::Avx512};

@@ -1,0 +1,378 @@
+//! Each op of the serving set against its twin in the reference set, and all variants against the
+//! portable one, bit for bit. Inputs of products are integers up to 127 with a ±127 in every block,
+//! and keys and values are f16 numbers, so that quantisation is exact and only f32 rounding is left.
+
+use half::f16;
+use prompt::gguf::Dtype;
+
+use super::isa::{Isa, Kernel, LANES};
+use super::rows::{PANEL, Rows};
+use super::*;
+use crate::kv::storage::{BlockId, KvShape};
+use crate::ops::reference::ReferenceOps;
+use crate::ops::reference::dequant::stored_bytes;
+
+/// A small generator of reproducible noise (splitmix64).
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        bits ^ (bits >> 31)
+    }
+
+    /// Between -1 and 1.
+    fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    fn floats(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.float()).collect()
+    }
+
+    fn half(&mut self) -> f16 {
+        f16::from_f32(self.float())
+    }
+
+    /// Bytes of a weight whose scales and minimums are moderate numbers.
+    fn weight(&mut self, dtype: Dtype, values: usize) -> Vec<u8> {
+        let bytes = stored_bytes(dtype, values).expect("whole blocks");
+        let mut stored: Vec<u8> = (0..bytes).map(|_| self.next() as u8).collect();
+        let (block, halves) = match dtype {
+            Dtype::F32 => {
+                return self.floats(values).iter().flat_map(|value| value.to_le_bytes()).collect();
+            }
+            Dtype::F16 => (2, 1),
+            Dtype::Q4_0 => (18, 1),
+            Dtype::Q4_1 => (20, 2),
+            _ => (34, 1),
+        };
+        for block in stored.chunks_exact_mut(block) {
+            for half in block.chunks_exact_mut(2).take(halves) {
+                half.copy_from_slice(&self.half().to_le_bytes());
+            }
+        }
+        stored
+    }
+
+    /// Rows that int8 holds exactly.
+    fn exact_rows(&mut self, rows: usize, cols: usize) -> Vec<f32> {
+        let mut values: Vec<f32> =
+            (0..rows * cols).map(|_| (self.next() % 255) as f32 - 127.0).collect();
+        for block in values.chunks_exact_mut(32) {
+            let place = (self.next() % 32) as usize;
+            block[place] = if self.next() % 2 == 0 { 127.0 } else { -127.0 };
+        }
+        values
+    }
+}
+
+const FORMATS: [Dtype; 5] = [Dtype::Q4_0, Dtype::Q4_1, Dtype::Q8_0, Dtype::F16, Dtype::F32];
+
+/// Calls a generic check for every variant this processor has.
+macro_rules! on_each_variant {
+    ($check:ident) => {{
+        $check::<Portable>("portable");
+        #[cfg(target_arch = "x86_64")]
+        {
+            $check::<Avx2>("avx2");
+            $check::<Avx512>("avx512");
+        }
+    }};
+}
+
+impl<I: Isa> CpuOps<I> {
+    /// Lends the op set and these rows, quantised and with their floats kept.
+    fn quantise_rows(&mut self, rows: &[f32], cols: usize, work: impl FnOnce(&mut Self, &Rows)) {
+        let mut quantised = Rows::default();
+        self.dense = true;
+        self.floats.clear();
+        self.floats.extend(rows);
+        self.quantise(cols, &mut quantised);
+        work(self, &quantised);
+    }
+}
+
+fn ops<I: Isa>(name: &str) -> Option<CpuOps<I>> {
+    let ops = CpuOps::new(2);
+    if ops.is_none() {
+        println!("{name}: not on this processor");
+    }
+    ops
+}
+
+/// What the quantised rows stand for.
+fn numbers(rows: &Rows) -> Vec<f32> {
+    let mut out = Vec::new();
+    for row in 0..rows.rows {
+        for block in 0..rows.blocks() {
+            let index = row / PANEL * rows.blocks() + block;
+            let scale = rows.scales[index][row % PANEL];
+            let quants = rows.quants[index][row % PANEL];
+            assert_eq!(
+                rows.sums[index][row % PANEL],
+                quants.iter().map(|quant| i32::from(*quant)).sum::<i32>()
+            );
+            out.extend(quants.iter().map(|quant| scale * f32::from(*quant)));
+        }
+    }
+    out
+}
+
+fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let delta = (found - expected).abs();
+        assert!(delta <= tolerance, "{what}: {found} for {expected} at {index}");
+    }
+}
+
+fn assert_same(what: &str, found: &[f32], expected: &[f32]) {
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    assert!(bits(found) == bits(expected), "{what}: bits differ");
+}
+
+/// Would catch a wrong layout, a saturated product, a wrong tail of rows or outputs.
+#[test]
+fn products_equal_the_reference() {
+    fn check<I: Isa>(name: &str) {
+        let Some(mut ops) = ops::<I>(name) else { return };
+        let (mut plain, mut portable) = (ReferenceOps::new(1), CpuOps::<Portable>::new(1).unwrap());
+        let mut noise = Noise(1);
+        for (dtype, rows, outputs, cols) in FORMATS
+            .iter()
+            .flat_map(|dtype| [1, 2, 7, 12, 13, 27].map(|rows| (*dtype, rows)))
+            .flat_map(|(dtype, rows)| {
+                [(1, 32), (17, 96), (48, 160)].map(|(outputs, cols)| (dtype, rows, outputs, cols))
+            })
+        {
+            let bytes = noise.weight(dtype, outputs * cols);
+            let tensor = Tensor { dtype, rows: outputs, cols, bytes: &bytes };
+            let input = noise.exact_rows(rows, cols);
+            let (mut found, mut expected) = (vec![1.0; rows * outputs], vec![1.0; rows * outputs]);
+            let mut same = found.clone();
+            let matrix = ops.pack(&tensor, RowOrder::Plain);
+            ops.quantise_rows(&input, cols, |ops, quantised| {
+                ops.project_add(quantised, &matrix, &mut found);
+            });
+            let matrix = portable.pack(&tensor, RowOrder::Plain);
+            portable.quantise_rows(&input, cols, |ops, quantised| {
+                ops.project_add(quantised, &matrix, &mut same);
+            });
+            let matrix = plain.pack(&tensor, RowOrder::Plain);
+            plain.project_add(&input, &matrix, &mut expected);
+            let what = format!("{name} {dtype:?}, {rows} rows, {outputs} outputs, {cols} columns");
+            // Sums of up to 160 products of about 127 × 16 in f32.
+            assert_close(&what, &found, &expected, 0.1);
+            assert_same(&what, &found, &same);
+        }
+    }
+    on_each_variant!(check);
+}
+
+/// Would catch a wrong row of the table, or rows that packing reordered.
+#[test]
+fn looking_up_tokens_equals_the_reference() {
+    fn check<I: Isa>(name: &str) {
+        let Some(mut ops) = ops::<I>(name) else { return };
+        let mut plain = ReferenceOps::new(1);
+        let mut noise = Noise(2);
+        for dtype in FORMATS {
+            let bytes = noise.weight(dtype, 37 * 64);
+            let tensor = Tensor { dtype, rows: 37, cols: 64, bytes: &bytes };
+            let tokens: Vec<u32> = (0..37).chain([5, 5, 36]).collect();
+            let (mut found, mut expected) = (vec![0.0; 40 * 64], vec![0.0; 40 * 64]);
+            let table = ops.pack(&tensor, RowOrder::Plain);
+            ops.embed(&table, &tokens, &mut found);
+            let table = plain.pack(&tensor, RowOrder::Plain);
+            plain.embed(&table, &tokens, &mut expected);
+            assert_same(&format!("{name} {dtype:?}"), &found, &expected);
+        }
+    }
+    on_each_variant!(check);
+}
+
+/// Would catch a wrong mean, scale or step of quantisation.
+#[test]
+fn norms_equal_the_reference_up_to_a_quant() {
+    fn check<I: Isa>(name: &str) {
+        let Some(mut ops) = ops::<I>(name) else { return };
+        let mut noise = Noise(3);
+        for (rows, cols) in [(1, 32), (13, 96), (30, 576)] {
+            let mut x = noise.floats(rows * cols);
+            x[..32].fill(0.0);
+            let weight = noise.floats(cols);
+            let (mut found, mut expected) = (Rows::default(), Vec::new());
+            ops.norm(&x, &weight, 1e-5, &mut found);
+            ReferenceOps::new(1).norm(&x, &weight, 1e-5, &mut expected);
+            // The largest normed value is near 2; half a step of 1/127 of it.
+            assert_close(name, &numbers(&found), &expected, 0.012);
+        }
+    }
+    on_each_variant!(check);
+}
+
+/// Would catch a wrong gate, an overflow in the exponential, or a wrong tail.
+#[test]
+fn gates_equal_the_reference_up_to_a_quant() {
+    fn check<I: Isa>(name: &str) {
+        let Some(mut ops) = ops::<I>(name) else { return };
+        let mut plain = ReferenceOps::new(1);
+        let mut noise = Noise(4);
+        for rows in [1, 5, 25] {
+            let weights = [noise.weight(Dtype::Q4_0, 96 * 64), noise.weight(Dtype::Q8_0, 96 * 64)];
+            let tensors = [(Dtype::Q4_0, &weights[0]), (Dtype::Q8_0, &weights[1])]
+                .map(|(dtype, bytes)| Tensor { dtype, rows: 96, cols: 64, bytes });
+            let input = noise.exact_rows(rows, 64);
+            let (mut found, mut expected) = (Rows::default(), Vec::new());
+            let packed = tensors.map(|tensor| ops.pack(&tensor, RowOrder::Plain));
+            ops.quantise_rows(&input, 64, |ops, quantised| {
+                ops.gated(quantised, &packed[0], &packed[1], &mut found);
+            });
+            let dense = tensors.map(|tensor| plain.pack(&tensor, RowOrder::Plain));
+            plain.gated(&input, &dense[0], &dense[1], &mut expected);
+            for (found, expected) in numbers(&found).chunks(32).zip(expected.chunks(32)) {
+                let largest = expected.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+                assert_close(name, found, expected, largest / 250.0 + 1e-3);
+            }
+        }
+    }
+    on_each_variant!(check);
+}
+
+/// One batch through rope, store and attend in both sets. Would catch a wrong mask, tile, segment
+/// border, block address, head group or scale.
+#[test]
+fn attention_equals_the_reference() {
+    fn check<I: Isa>(name: &str) {
+        let Some(mut ops) = ops::<I>(name) else { return };
+        for (heads, kv_heads, dim, lens) in [
+            (9, 3, 64, vec![1, 40, 17]),
+            (2, 2, 32, vec![530]),
+            (8, 1, 96, vec![300, 5]),
+            (14, 1, 32, vec![20, 260]),
+        ] {
+            let heads = Heads { heads, kv_heads, dim };
+            let (found, expected) = attend_both(&mut ops, heads, &lens);
+            let what = format!("{name} {heads:?} {lens:?}");
+            // Outputs stay below 1; an int8 step of at most 1/127, half of it.
+            assert_close(&what, &found, &expected, 0.005);
+        }
+    }
+    on_each_variant!(check);
+}
+
+/// Runs sequences of these lengths, in two calls each, and returns the outputs of the second.
+fn attend_both<I: Isa>(
+    ops: &mut CpuOps<I>,
+    heads: Heads,
+    lens: &[usize],
+) -> (Vec<f32>, Vec<f32>) {
+    let mut plain = ReferenceOps::new(2);
+    let mut noise = Noise(5);
+    let blocks_each = lens.iter().max().unwrap().div_ceil(BLOCK_TOKENS) + 1;
+    let shape = KvShape {
+        blocks: blocks_each * lens.len(),
+        heads: heads.kv_heads,
+        head_dim: heads.dim,
+    };
+    let (mut kv, mut plain_kv) = (KvStorage::<u16>::new(2, shape), KvStorage::<f32>::new(2, shape));
+    let tables: Vec<Vec<BlockId>> = (0..lens.len())
+        .map(|seq| (0..blocks_each).rev().map(|b| BlockId((b * lens.len() + seq) as u32)).collect())
+        .collect();
+    let mut results = (Vec::new(), Vec::new());
+    let halves = lens.iter().map(|len| len / 2);
+    for (starts, ends) in [
+        (vec![0; lens.len()], halves.clone().collect::<Vec<_>>()),
+        (halves.collect(), lens.to_vec()),
+    ] {
+        let tokens: Vec<Vec<u32>> = starts.iter().zip(&ends).map(|(s, e)| vec![0; e - s]).collect();
+        let batch: Vec<SeqInput<'_>> = tokens
+            .iter()
+            .zip(&starts)
+            .zip(&tables)
+            .filter(|((tokens, _), _)| !tokens.is_empty())
+            .map(|((tokens, start), blocks)| SeqInput {
+                tokens,
+                start: *start,
+                blocks,
+                logits_last: 0,
+            })
+            .collect();
+        let rows: usize = tokens.iter().map(Vec::len).sum();
+        let queries: Vec<f32> =
+            noise.floats(rows * heads.heads * heads.dim).iter().map(|q| 4.0 * q).collect();
+        let half = |_| noise.half().to_f32();
+        let keys: Vec<f32> = (0..rows * heads.kv_heads * heads.dim).map(half).collect();
+        let values: Vec<f32> = keys.iter().rev().copied().collect();
+        ops.store(1, &batch, (&keys, &values), &mut kv);
+        plain.store(1, &batch, (&keys, &values), &mut plain_kv);
+        let mut found = Rows::default();
+        ops.attend(1, &batch, (&queries, heads), &kv, &mut found);
+        plain.attend(1, &batch, (&queries, heads), &plain_kv, &mut results.1);
+        results.0 = numbers(&found);
+    }
+    results
+}
+
+/// Rope on reordered rows against rope on the file's order. Would catch a wrong pair or sign.
+#[test]
+fn rope_equals_the_reference() {
+    fn check<I: Isa>(name: &str) {
+        let Some(mut ops) = ops::<I>(name) else { return };
+        let mut noise = Noise(6);
+        let (rows, dim, heads) = (29, 64, 3);
+        let rotation =
+            Rotation { half: dim / 2, cos: noise.floats(rows * 32), sin: noise.floats(rows * 32) };
+        let mut expected = noise.floats(rows * heads * dim);
+        let reorder = |values: &[f32]| -> Vec<f32> {
+            let place = |index: usize| {
+                let (head, inside) = (index / dim * dim, index % dim);
+                // The inverse of the packing: left halves first, then right ones.
+                head + if inside < dim / 2 { 2 * inside } else { 2 * (inside - dim / 2) + 1 }
+            };
+            (0..values.len()).map(|index| values[place(index)]).collect()
+        };
+        let mut found = reorder(&expected);
+        ops.rotate(&mut found, rows, &rotation);
+        ReferenceOps::new(1).rotate(&mut expected, rows, &rotation);
+        assert_close(name, &found, &reorder(&expected), 1e-6);
+    }
+    on_each_variant!(check);
+}
+
+/// The exponential by lanes: exact at 0, close elsewhere, finite at the ends.
+#[test]
+fn exponentials_are_close_and_exact_at_zero() {
+    struct Exp<'a>(&'a [f32; LANES]);
+    impl Kernel for Exp<'_> {
+        type Output = [f32; LANES];
+        #[inline(always)]
+        fn run<I: Isa>(self, isa: I) -> [f32; LANES] {
+            let mut out = [0.0; LANES];
+            isa.store(isa.exp(isa.load(self.0)), &mut out);
+            out
+        }
+    }
+    fn check<I: Isa>(name: &str) {
+        let Some(isa) = I::detect() else { return };
+        assert_eq!(isa.run(Exp(&[0.0; LANES])), [1.0; LANES], "{name}");
+        let ends = isa.run(Exp(&[-1e30; LANES]))[0]..isa.run(Exp(&[1e30; LANES]))[0];
+        assert!(ends.start >= 0.0 && ends.start < 1e-37 && ends.end.is_finite(), "{name}: {ends:?}");
+        let mut noise = Noise(7);
+        for _ in 0..20_000 {
+            let values: [f32; LANES] = std::array::from_fn(|_| noise.float() * 86.0);
+            let found = isa.run(Exp(&values));
+            assert_same(name, &found, &Portable.run(Exp(&values)));
+            for (found, value) in found.iter().zip(values) {
+                let expected = f64::from(value).exp();
+                let error = (f64::from(*found) - expected).abs() / expected;
+                assert!(error < 3e-7, "{name}: e^{value} is {expected:e}, not {found:e}");
+            }
+        }
+    }
+    on_each_variant!(check);
+}
