@@ -11,10 +11,13 @@ pub(super) struct Cursor<'a> {
     elements_left: u64,
 }
 
-/// Most array elements in all of a header. An element costs 24 bytes in memory and may cost one
-/// in the file, so this bounds what a hostile header can make us allocate to about 200 MB. The
-/// largest published vocabulary (262,144 tokens, three arrays, half a million merges) needs 1.3 M.
-const ELEMENTS_MAX: u64 = 8 << 20;
+/// Most array elements in all of a header. An element costs 32 bytes in memory and may cost one in
+/// the file, so this bounds what a hostile header can make us allocate to 128 MB besides its own
+/// strings. The largest published vocabulary (262,144 tokens, three arrays, half a million merges)
+/// needs 1.3 M.
+const ELEMENTS_MAX: u64 = 4 << 20;
+
+const _: () = assert!(size_of::<super::Value>() <= 32, "ELEMENTS_MAX counts on it");
 
 impl<'a> Cursor<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {

@@ -11,4 +11,5 @@ mod chat;
 mod common;
 mod gguf_file;
 mod golden;
+mod segments;
 mod tokenizer_reference;
