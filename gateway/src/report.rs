@@ -245,7 +245,7 @@ impl Report {
 
 /// A full disk keeps the records of an ended gateway from being settled; the rest is still right.
 fn settle_what_is_left(data: &Path) -> Result<(), ReportError> {
-    if !crate::ledger::dir(data).is_dir() {
+    if !crate::ledger::dir(data).is_dir() && !data.join("homing.db").is_file() {
         return Err(ReportError::NoLedger(data.to_owned()));
     }
     match Ledger::recover_if_idle(data) {

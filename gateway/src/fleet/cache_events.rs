@@ -17,7 +17,7 @@ use cache_index::event::EventBatch;
 use cache_index::index::Index;
 use cache_index::trust::{Replay, Step, Tracker};
 use cache_index::wire::decode_batch;
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket, ZmqMessage};
 
@@ -47,6 +47,8 @@ pub(super) async fn follow(fleet: Arc<Fleet>, node: Arc<Node>, tasks: Tasks) {
             continue;
         };
         let index = fleet.index(&name);
+        // Said of the connection before, if it was said: this one begins from nothing.
+        let _ = node.lost.notified().now_or_never();
         let mut follower = Follower::new(Arc::clone(&node), index, tasks.clone());
         let why = tokio::select! {
             why = follower.connection(&events) => why,

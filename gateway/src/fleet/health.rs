@@ -105,7 +105,7 @@ impl Checks {
             return NodeState::Down { why };
         }
         if came_up || self.count.is_multiple_of(METRICS_EVERY) {
-            self.learn_metrics().await;
+            self.learn_metrics(before).await;
         }
         NodeState::Up
     }
@@ -134,7 +134,7 @@ impl Checks {
     }
 
     /// A node without metrics stays usable; pressure and restarts are then seen in other ways.
-    async fn learn_metrics(&mut self) {
+    async fn learn_metrics(&mut self, before: &NodeState) {
         let Ok((StatusCode::OK, body)) =
             self.probe.get(&self.node, "/metrics", CHECK_TIMEOUT).await
         else {
@@ -142,7 +142,9 @@ impl Checks {
         };
         let found = read_metrics(&String::from_utf8_lossy(&body));
         let known = self.node.facts.load().started_s;
-        if known.is_some() && found.started_s.is_some() && known != found.started_s {
+        let restarted = known.is_some() && found.started_s.is_some() && known != found.started_s;
+        // One that was seen down has been forgotten already.
+        if restarted && !matches!(before, NodeState::Down { .. }) {
             tracing::warn!(node = %self.node.id, "node was restarted between two health checks");
             self.node.lost.notify_one();
         }

@@ -185,3 +185,6 @@ impl Fleet {
         Arc::clone(made)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -128,7 +128,9 @@ impl Ledger {
     /// that sync and project. `prices` are the rates written on openings.
     pub fn open(data: &Path, prices: PriceBook) -> Result<Arc<Ledger>, LedgerError> {
         let lock = DataLock::acquire(data)?;
-        let shared = Arc::new(start_journal(data)?);
+        let dir = dir(data);
+        let found = recover::recover(&dir).map_err(|source| LedgerError::at(&dir, source))?;
+        let shared = Arc::new(start_journal(data, &found)?);
         let stop = Arc::new(Stop::default());
         let threads = background::start(&shared, &stop)
             .map_err(|source| LedgerError::at(&shared.dir, source))?;
@@ -151,11 +153,15 @@ impl Ledger {
             Err(LedgerError::InUse { .. }) => return Ok(false),
             other => other?,
         };
-        let shared = start_journal(data)?;
-        shared
-            .journal
-            .close()
-            .map_err(|source| LedgerError::at(&shared.dir, source))?;
+        let dir = dir(data);
+        let found = recover::recover(&dir).map_err(|source| LedgerError::at(&dir, source))?;
+        if !found.cut.is_empty() {
+            let shared = start_journal(data, &found)?;
+            shared
+                .journal
+                .close()
+                .map_err(|source| LedgerError::at(&shared.dir, source))?;
+        }
         Ok(true)
     }
 
@@ -312,13 +318,12 @@ fn whole_ms(duration: Duration) -> u32 {
     u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }
 
-/// Recovers the journal and begins a new segment with the records of what was cut.
-fn start_journal(data: &Path) -> Result<Shared, LedgerError> {
+/// Begins a new segment, with the records of what was cut.
+fn start_journal(data: &Path, found: &recover::Found) -> Result<Shared, LedgerError> {
     let dir = dir(data);
     let archive = dir.join(ARCHIVE);
     let at = |source| LedgerError::at(&dir, source);
     crate::secrets::private_dir(&archive).map_err(at)?;
-    let found = recover::recover(&dir).map_err(at)?;
     if found.damaged > 0 || found.torn_bytes > 0 {
         tracing::warn!(
             damaged_lines = found.damaged,

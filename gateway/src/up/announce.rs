@@ -57,8 +57,14 @@ pub(super) fn text(server: &Server, plan: &Plan, args: &UpArgs, key: Option<&str
     let admin = server
         .admin
         .map_or_else(String::new, |admin| format!("http://{admin}"));
-    let threads = plan.threads;
-    let count = plan.nodes.len();
+    let count = |number: usize, what: &str| match number {
+        1 => format!("1 {what}"),
+        _ => format!("{number} {what}s"),
+    };
+    let (nodes, threads) = (
+        count(plan.nodes.len(), "node"),
+        count(plan.threads, "thread"),
+    );
     format!(
         r#"
 Homing is ready.  Ctrl-C stops it.
@@ -66,7 +72,7 @@ Homing is ready.  Ctrl-C stops it.
   address   {url}
   API key   {shown}
             {note}
-  model     {model}  ({count} nodes, {threads} threads each)
+  model     {model}  ({nodes}, {threads} each)
   admin     {admin}/metrics  {admin}/admin/nodes
   bill      homing report --data {data} --by session
   logs      {data}/logs

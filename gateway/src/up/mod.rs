@@ -42,8 +42,8 @@ const READY_CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// Runs gateway and nodes until a signal ends them.
 pub fn run(args: &UpArgs) -> Result<(), Failure> {
-    let engine = engine_program()?;
     let plan = Plan::make(args)?;
+    let engine = engine_program()?;
     log_to_file(args)?;
     let mut server = Server::start(plan.config()?)?;
     let outcome = serve(args, &plan, engine, &mut server);

@@ -199,6 +199,7 @@ impl Keeper {
         let mut child = Command::new(&self.nodes.engine)
             .args(&self.arguments)
             .env("HOMING_NODE_TOKEN", &self.nodes.token)
+            .env("NO_COLOR", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
