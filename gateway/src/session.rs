@@ -25,6 +25,10 @@ const ID_CHARS_MAX: usize = 255;
 /// A completion prompt's beginning that identifies it: about a paragraph, so that prompts which
 /// grow at their end stay one session.
 const TEXT_BYTES: usize = 1024;
+/// Of a text longer than two of these, only so many bytes at both ends are hashed: all of a 64 KB
+/// system prompt would cost a tenth of the request, and prompts of equal length that differ in
+/// their middle only share a binding, which is no more than a hint.
+const TEXT_END_BYTES: usize = 2048;
 /// Bindings kept. At about 150 bytes each the table stays under 20 MB.
 const BINDINGS_MAX: NonZeroUsize = NonZeroUsize::new(100_000).expect("not zero");
 /// A binding unused for this long is forgotten: the node has evicted the conversation by then.
@@ -112,10 +116,7 @@ fn feed(hasher: &mut blake3::Hasher, value: &Value) {
         Value::Null => hasher.update(b"n"),
         Value::Bool(yes) => hasher.update(if *yes { b"t" } else { b"f" }),
         Value::Number(number) => hasher.update(b"#").update(number.to_string().as_bytes()),
-        Value::String(text) => hasher
-            .update(b"s")
-            .update(&(text.len() as u64).to_le_bytes())
-            .update(text.as_bytes()),
+        Value::String(text) => feed_text(hasher, text.as_bytes()),
         Value::Array(items) => {
             hasher.update(b"[");
             items.iter().for_each(|item| feed(hasher, item));
@@ -132,6 +133,19 @@ fn feed(hasher: &mut blake3::Hasher, value: &Value) {
             hasher.update(b"}")
         }
     };
+}
+
+/// Feeds a text: its length, and of a long one only both ends.
+fn feed_text<'a>(hasher: &'a mut blake3::Hasher, text: &[u8]) -> &'a mut blake3::Hasher {
+    hasher
+        .update(b"s")
+        .update(&(text.len() as u64).to_le_bytes());
+    if text.len() <= 2 * TEXT_END_BYTES {
+        return hasher.update(text);
+    }
+    hasher
+        .update(&text[..TEXT_END_BYTES])
+        .update(&text[text.len() - TEXT_END_BYTES..])
 }
 
 /// What is remembered of a session.
