@@ -82,7 +82,8 @@ pub struct Args {
 }
 
 impl Args {
-    fn shape(&self) -> Result<Shape, LoadError> {
+    /// The workload's shape, or which flag makes no sense.
+    pub fn shape(&self) -> Result<Shape, LoadError> {
         let flag = |flag, reason: &str| {
             Err(LoadError::Flag {
                 flag,
@@ -140,14 +141,12 @@ pub struct Record {
     pub gateway_prompt_tokens: Option<u64>,
     /// `x-homing-last-block`, with `--debug`.
     pub gateway_last_block: Option<String>,
-    /// `x-node-prompt-tokens`, where the gateway passes it on.
-    pub node_prompt_tokens: Option<u64>,
-    /// `x-node-last-block`, where the gateway passes it on.
-    pub node_last_block: Option<String>,
     /// The server's usage report.
     pub usage: Option<Usage>,
     /// Pieces of text that were read.
     pub pieces: usize,
+    /// Their text, which is part of the session's next prompt.
+    pub answer: String,
     /// Why the model stopped.
     pub finish_reason: Option<String>,
     /// Whether usage or terminator was read.
@@ -338,10 +337,9 @@ fn record(
         expected_cached: number("x-homing-expected-cached"),
         gateway_prompt_tokens: number("x-homing-prompt-tokens"),
         gateway_last_block: text("x-homing-last-block"),
-        node_prompt_tokens: number("x-node-prompt-tokens"),
-        node_last_block: text("x-node-last-block"),
         usage: outcome.usage,
         pieces: outcome.pieces.len(),
+        answer: outcome.text(),
         finish_reason: outcome.finish_reason.clone(),
         acknowledged: outcome.acknowledged,
         failure: outcome.failure.clone(),

@@ -7,7 +7,7 @@
 //! Everything is drawn from one seed, so two runs send the same bytes at the same intended times
 //! (but for the model's own answers, which become part of the next prompt).
 //!
-//! Text is made of plain words, about 1.3 tokens each in common vocabularies: lengths in tokens are
+//! Text is made of plain words, about 1.1 tokens each in common vocabularies: lengths in tokens are
 //! aims, not promises. The server's own usage report is what a run is measured by.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 /// Words a token, measured on the default model's vocabulary over this word list.
-const WORDS_PER_TOKEN: f64 = 0.78;
+const WORDS_PER_TOKEN: f64 = 0.88;
 
 /// Words of tool output and instructions, all lower-case so that they join into sentences.
 const WORDS: &[&str] = &[

@@ -10,11 +10,15 @@ mod support;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use hmac::{Hmac, Mac};
 use load_tests::agent::{self, Record};
-use load_tests::chat::{FailureKind, Usage};
+use load_tests::chat::{self, FailureKind, Usage};
+use load_tests::http::{Connection, Target};
 use load_tests::process::{signal_process, wait_until};
+use load_tests::workload;
 use rustix::process::Signal;
 use serde_json::Value;
+use sha2::Sha256;
 use support::{MODEL, Stack, good, message, report, send, turn};
 
 /// A run that keeps both nodes busy for some seconds.
@@ -31,7 +35,7 @@ fn load(stack: &Stack, key: &str, seed: u64) -> agent::Args {
         system_tokens: 200,
         message_tokens: 30,
         think_ms: 50,
-        subagents: 1,
+        subagents: 0,
         max_tokens: 16,
         stream: true,
         debug: true,
@@ -89,35 +93,22 @@ fn assert_settled(records: &[Record], rows: &BTreeMap<String, Value>) -> usize {
 
 #[tokio::test]
 async fn gateway_and_engine_count_alike_and_the_ledger_with_them() {
-    // Catches a tokenizer, template or hash that differs between gateway and engine for any request
-    // of a load run, and a ledger that differs from what clients were told.
+    // Catches a tokenizer, template, hash or salt that differs between gateway and engine for any
+    // request of a load run, and a ledger that differs from what clients were told.
     let stack = Stack::start(2);
-    let run = agent::run(&load(&stack, &stack.ready.api_key, 21))
-        .await
-        .expect("runs");
+    let args = load(&stack, &stack.ready.api_key, 21);
+    let run = agent::run(&args).await.expect("runs");
     assert!(
         run.records.iter().all(|r| r.failure.is_none()),
         "{:#?}",
         first_failure(&run.records)
     );
-    assert!(run.records.len() >= 40, "{}", run.records.len());
+    assert_eq!(run.records.len(), 40);
     for record in &run.records {
         let usage = record.usage.expect("a usage");
         assert_eq!(
             record.gateway_prompt_tokens,
             Some(usage.prompt_tokens),
-            "{record:?}"
-        );
-        assert_eq!(
-            record.node_prompt_tokens,
-            Some(usage.prompt_tokens),
-            "{record:?}"
-        );
-        let last_block = record.gateway_last_block.as_deref().expect("a hash");
-        assert_eq!(last_block.len(), 32, "{record:?}");
-        assert_eq!(
-            record.node_last_block.as_deref(),
-            Some(last_block),
             "{record:?}"
         );
         assert!(
@@ -128,6 +119,7 @@ async fn gateway_and_engine_count_alike_and_the_ledger_with_them() {
         );
     }
     assert_eq!(stack.metric("homing_prompt_mismatch_total"), 0.0);
+    assert_engines_agree(&stack, &args, &run.records).await;
     let rows = ledger(stack.report("request"));
     assert_eq!(assert_settled(&run.records, &rows), run.records.len());
     assert_eq!(rows.len(), run.records.len(), "rows of no request");
@@ -145,6 +137,52 @@ async fn gateway_and_engine_count_alike_and_the_ledger_with_them() {
     }
     assert_eq!(totals[0]["requests"].as_u64(), Some(rows.len() as u64));
     stack.stop(Signal::INT);
+}
+
+/// Sends the text of every request of the run to its node, without the gateway: the node's own
+/// count and hash must be those that the gateway told.
+async fn assert_engines_agree(stack: &Stack, args: &agent::Args, records: &[Record]) {
+    let token = node_token(stack).expect("nodes have a token");
+    let salt = salt(stack, "demo");
+    let mut compared = 0;
+    for session in workload::plan(&args.shape().expect("checked")) {
+        let mut messages = vec![message("system", &session.system)];
+        for (number, planned) in session.turns.iter().enumerate() {
+            messages.push(message("user", &planned.message));
+            let told = records
+                .iter()
+                .find(|r| r.session == session.id && r.turn == number)
+                .unwrap_or_else(|| panic!("turn {number} of {} is missing", session.id));
+            let node = stack.node(told.node.as_deref().expect("a node"));
+            let mut request = turn(&session.id, &messages, 1);
+            request.body["cache_salt"] = Value::from(salt.as_str());
+            let target = Target::parse(&node.url).expect("its address");
+            let mut connection = Connection::new(&target);
+            let own = good(chat::send(&mut connection, &target, Some(&token), &request).await);
+            let tokens = own
+                .header("x-node-prompt-tokens")
+                .and_then(|v| v.parse().ok());
+            assert_eq!(told.gateway_prompt_tokens, tokens, "{told:?}");
+            let block = told.gateway_last_block.as_deref().expect("a hash");
+            assert_eq!(block.len(), 32, "{told:?}");
+            assert_eq!(own.header("x-node-last-block"), Some(block), "{told:?}");
+            messages.push(message("assistant", &told.answer));
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, records.len());
+}
+
+/// What separates a tenant's blocks from all others: HMAC-SHA256 of its scope by the fleet secret.
+fn salt(stack: &Stack, scope: &str) -> String {
+    let secret = std::fs::read_to_string(stack.data.join("secrets/fleet")).expect("a secret");
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret.trim().as_bytes()).expect("any length");
+    mac.update(scope.as_bytes());
+    mac.finalize()
+        .into_bytes()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 fn first_failure(records: &[Record]) -> Option<&Record> {
@@ -169,7 +207,7 @@ fn a_killed_gateway_forgets_no_acknowledged_request() {
     let some = wait_until(Duration::from_secs(60), || {
         stack.metric("homing_requests_total") >= 12.0
     });
-    assert!(some, "{}", stack.program.stderr());
+    assert!(some, "{}", stack.logs());
     stack.kill();
     let run = runner.join().expect("no panic").expect("runs");
     let failed = run.records.iter().filter(|r| r.failure.is_some()).count();
@@ -268,7 +306,7 @@ async fn a_stream_cut_by_its_node_is_billed_as_cut_with_what_was_relayed() {
             Instant::now() < deadline,
             "{:?}; {}",
             again.failure,
-            stack.program.stderr()
+            stack.logs()
         );
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

@@ -40,7 +40,7 @@ async fn twenty_turns_are_cached_to_the_block_on_one_node() {
     // what was never computed), and a session that wanders.
     let stack = Stack::start(2);
     let model = Model::load();
-    let session = &workload(1, 1500, 11)[0];
+    let session = &workload(1, 1550, 11)[0];
     let mut messages = vec![message("system", &session.system)];
     assert!(
         model.prompt(&messages).len() > 1500,
@@ -195,7 +195,7 @@ async fn a_killed_node_costs_the_cache_and_nothing_else() {
         "{} does not come back at {}; {}",
         node.id,
         node.url,
-        stack.program.stderr()
+        stack.logs()
     );
     assert!(!is_alive(node.pid));
     // The session stays where its cache now is.

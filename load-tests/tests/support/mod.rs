@@ -164,6 +164,16 @@ impl Stack {
         let _ = self.program.wait(STOP).unwrap_or_else(|e| panic!("{e}"));
     }
 
+    /// Everything that it and its nodes have logged.
+    pub(crate) fn logs(&self) -> String {
+        let files = std::fs::read_dir(self.data.join("logs"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let logs = files.map(|file| std::fs::read_to_string(file.path()).unwrap_or_default());
+        self.program.stderr() + &logs.collect::<Vec<_>>().join("\n")
+    }
+
     /// Every process of it.
     pub(crate) fn pids(&self) -> Vec<u32> {
         let mut pids = load_tests::process::family(self.program.pid());
