@@ -175,7 +175,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_queue_is_bounded_and_gives_back() {
         let (gates, tenant) = (gates(1, 1), TenantId::new("a").unwrap());
-        let running = gates.admit(&tenant).await.ok().expect("room");
+        let running = gates.admit(&tenant).await.expect("room");
         {
             let second = gates.admit(&tenant);
             tokio::pin!(second);
@@ -204,7 +204,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn waiting_has_an_end() {
         let (gates, tenant) = (gates(1, 1), TenantId::new("a").unwrap());
-        let _running = gates.admit(&tenant).await.ok().expect("room");
+        let _running = gates.admit(&tenant).await.expect("room");
         let late = gates.admit(&tenant).await.err().expect("nobody ends");
         assert_eq!(late.kind, ErrorKind::RateLimited);
     }

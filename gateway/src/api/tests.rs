@@ -82,7 +82,7 @@ fn every_refusal_names_its_parameter() {
 #[test]
 fn the_node_gets_our_salt_and_no_forged_references() {
     let body = r#"{"model":"m","messages":[{"role":"user","content":"x"}],"cache_salt":"theirs","kv_transfer_params":{"a":1},"bootstrap_room":7,"prompt_token_ids":[1],"stream":true,"metadata":{"k":1.0}}"#;
-    let turn = Dialect::Chat.parse(body.as_bytes()).ok().expect("valid");
+    let turn = Dialect::Chat.parse(body.as_bytes()).expect("valid");
     assert_eq!(turn.delivery, Delivery::Stream);
     let sent = String::from_utf8(turn.node_body("abc")).expect("UTF-8");
     assert_eq!(
