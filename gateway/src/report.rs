@@ -162,11 +162,7 @@ impl Report {
             add("t_ms <", unix_ms(connection, "to", to)?.into());
         }
         let mut statement = connection.prepare(&query.by.statement(&filter))?;
-        let columns: Vec<String> = statement
-            .column_names()
-            .into_iter()
-            .map(str::to_owned)
-            .collect();
+        let columns: Vec<String> = statement.column_names().map(str::to_owned).collect();
         let mut rows = Vec::new();
         let mut found = statement.query(params_from_iter(arguments))?;
         while let Some(row) = found.next()? {

@@ -1,3 +1,5 @@
+//! Nodes come and go, are loaded and fail; scripted ones over real sockets.
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::Duration;

@@ -1,3 +1,5 @@
+//! Keys prove their tenant, in this process and after changes by another.
+
 use super::*;
 
 fn open(dir: &Path) -> Arc<Store> {

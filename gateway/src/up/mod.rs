@@ -77,7 +77,7 @@ fn serve(args: &UpArgs, plan: &Plan, engine: PathBuf, server: &mut Server) -> Re
         Some(Err(NotStarted { node, why })) => {
             return Err(format!("node {node} did not start: {why}").into());
         }
-        Some(Ok(())) => {}
+        Some(Ok(())) => nodes.mark_started(),
     }
     let text = if args.json {
         announce::json(server, plan, &nodes, key.as_deref())

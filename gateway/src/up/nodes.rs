@@ -54,6 +54,8 @@ pub(super) struct Nodes {
     token: String,
     logs: PathBuf,
     pub(super) progress: Progress,
+    /// All of them were up once: from now on an end is a reason to start again.
+    all_started: AtomicBool,
     /// Process ids by node, 0 while there is none.
     pids: Mutex<Vec<Arc<AtomicU32>>>,
 }
@@ -71,6 +73,7 @@ impl Nodes {
             token,
             logs,
             progress,
+            all_started: AtomicBool::new(false),
             pids: Mutex::default(),
         })
     }
@@ -112,6 +115,11 @@ impl Nodes {
                 None => std::future::pending().await,
             }
         }
+    }
+
+    /// All nodes are up: none of them is given up from now on.
+    pub(super) fn mark_started(&self) {
+        self.all_started.store(true, Ordering::Release);
     }
 
     /// Process id of a node now.
@@ -173,7 +181,8 @@ impl Keeper {
                 Ok(None) => return Ok(()),
                 Err(error) => format!("{}: {error}", self.nodes.engine.display()),
             };
-            if !self.was_ready.load(Ordering::Acquire) {
+            let started = self.nodes.all_started.load(Ordering::Acquire);
+            if !started && !self.was_ready.load(Ordering::Acquire) {
                 return Err(self.not_started(&ended));
             }
             if since.elapsed() >= GOOD_LIFE {
