@@ -9,7 +9,9 @@
 //! chain, so that routes rest on sessions and load alone.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ::prompt::gguf::Header;
@@ -26,6 +28,8 @@ use crate::error::{ApiError, ErrorKind};
 const SEGMENT_BYTES_MAX: usize = 256 << 20;
 /// Tokens remembered with their chains over all conversations: five bytes each, 80 MB.
 const CHAIN_TOKENS_MAX: usize = 16 << 20;
+/// No header is longer than this; what fails up to here is no model file.
+const HEADER_BYTES_MAX: u64 = 1 << 30;
 /// Bytes a token stands for where no tokenizer is known: English text has about four.
 const BYTES_PER_TOKEN_ESTIMATE: usize = 4;
 
@@ -87,8 +91,7 @@ impl Prompts {
                         path: path.clone(),
                         why,
                     };
-                    let file = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
-                    let header = Header::parse(&file).map_err(|error| failed(error.to_string()))?;
+                    let header = read_header(path).map_err(failed)?;
                     let builder = PromptBuilder::from_gguf(&header)
                         .map_err(|error| failed(error.to_string()))?;
                     Some((builder, SegmentCache::new(SEGMENT_BYTES_MAX)))
@@ -138,6 +141,8 @@ impl Prompts {
             };
             return Ok((planned, Hashed::default()));
         };
+        // A scope of its own: the time to encode must not tell one tenant what another has sent.
+        let segments = &segments.for_scope(salt);
         let tokens = match input {
             PromptInput::Text(text) => builder.completion(text, segments),
             PromptInput::Chat {
@@ -169,6 +174,30 @@ impl Prompts {
             },
             hashed,
         ))
+    }
+}
+
+/// Reads a model file as far as its header goes: the weights behind it may be larger than memory.
+fn read_header(path: &Path) -> Result<Header, String> {
+    /// Vocabularies of 128,000 tokens with their merges take about 8 MB.
+    const FIRST_READ_BYTES: u64 = 16 << 20;
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let length = file.metadata().map_err(|error| error.to_string())?.len();
+    let mut prefix = Vec::new();
+    let mut most = FIRST_READ_BYTES;
+    loop {
+        let more = most.saturating_sub(prefix.len() as u64);
+        (&file)
+            .take(more)
+            .read_to_end(&mut prefix)
+            .map_err(|error| error.to_string())?;
+        match Header::parse_prefix(&prefix, length) {
+            Ok(header) => return Ok(header),
+            Err(error) if prefix.len() as u64 >= length.min(HEADER_BYTES_MAX) => {
+                return Err(error.to_string());
+            }
+            Err(_) => most = most.saturating_mul(4),
+        }
     }
 }
 

@@ -64,7 +64,14 @@ pub struct TensorInfo {
 impl Header {
     /// Reads and checks the header; `file` is the whole file, so that tensor bounds are checked.
     pub fn parse(file: &[u8]) -> Result<Self, GgufError> {
-        let mut cursor = Cursor::new(file);
+        Self::parse_prefix(file, file.len() as u64)
+    }
+
+    /// The same from the beginning of a file of `file_bytes` bytes, for whoever needs no weights.
+    /// Where `prefix` ends inside the header the error is that of a file cut there: try again with
+    /// a longer one.
+    pub fn parse_prefix(prefix: &[u8], file_bytes: u64) -> Result<Self, GgufError> {
+        let mut cursor = Cursor::new(prefix);
         check_magic(&mut cursor)?;
         let tensor_count = cursor.u64()?;
         let key_count = cursor.u64()?;
@@ -93,7 +100,7 @@ impl Header {
             data_offset,
             alignment,
         };
-        header.check_tensors(file.len() as u64)?;
+        header.check_tensors(file_bytes)?;
         Ok(header)
     }
 
