@@ -74,6 +74,9 @@ impl Bill {
     /// The request went to this node.
     pub(crate) fn at_node(&mut self, node: &str) {
         node.clone_into(&mut self.opening.node);
+        if let Some(entry) = &mut self.entry {
+            entry.at_node(node);
+        }
     }
 
     /// So much has been relayed.

@@ -1,7 +1,7 @@
 //! Which nodes are there, how are they, and what do they hold?
 //!
-//! Two tasks a node: one checks its health ([`health`]), one follows its KV events into the index of
-//! its model ([`cache_events`]). Requests only read: [`Fleet::nodes`] and [`Fleet::overlaps`] never
+//! Two tasks a node: one checks its health (`health`), one follows its KV events into the index of
+//! its model (`cache_events`). Requests only read: [`Fleet::nodes`] and [`Fleet::overlaps`] never
 //! wait for either. Load is counted here at dispatch ([`InFlight`]).
 //!
 //! Left out on purpose: nodes that come and go at run time; the set is what the configuration says.

@@ -20,8 +20,8 @@ use super::record::{Status, UsageRecord};
 pub(crate) enum Entry {
     /// A request was admitted. The rates are those in force then: a cut request is rated by them.
     Open(Box<UsageRecord>, Rates),
-    /// What had been relayed of an open request.
-    Checkpoint(Checkpoint),
+    /// What had been relayed of an open request, and by which node: a retry may have moved it.
+    Checkpoint(Checkpoint, String),
     /// The request is over; this is its record.
     Settle(Box<UsageRecord>),
 }
@@ -64,6 +64,8 @@ struct WireOpen<'a> {
 struct WireCheckpoint<'a> {
     #[serde(borrow)]
     record_id: Cow<'a, str>,
+    #[serde(borrow)]
+    node: Cow<'a, str>,
     input: u64,
     cached: u64,
     output: u64,
@@ -122,7 +124,7 @@ pub(crate) fn open_line(record: &UsageRecord, rates: &Rates) -> Vec<u8> {
 }
 
 /// The line of a checkpoint.
-pub(crate) fn checkpoint_line(checkpoint: &Checkpoint) -> Vec<u8> {
+pub(crate) fn checkpoint_line(checkpoint: &Checkpoint, node: &str) -> Vec<u8> {
     let Checkpoint {
         record_id,
         input,
@@ -130,11 +132,11 @@ pub(crate) fn checkpoint_line(checkpoint: &Checkpoint) -> Vec<u8> {
         output,
         elapsed_ms,
     } = *checkpoint;
-    let record_id = id_text(record_id).into();
     line(
         b'c',
         &WireCheckpoint {
-            record_id,
+            record_id: id_text(record_id).into(),
+            node: node.into(),
             input,
             cached,
             output,
@@ -174,19 +176,20 @@ pub(crate) fn decode(line: &[u8]) -> Result<Entry, Damaged> {
         [b' ', b'c', b' ', json @ ..] => {
             let WireCheckpoint {
                 record_id,
+                node,
                 input,
                 cached,
                 output,
                 elapsed_ms,
             } = parse(json)?;
-            let record_id = parse_id(&record_id)?;
-            Ok(Entry::Checkpoint(Checkpoint {
-                record_id,
+            let checkpoint = Checkpoint {
+                record_id: parse_id(&record_id)?,
                 input,
                 cached,
                 output,
                 elapsed_ms,
-            }))
+            };
+            Ok(Entry::Checkpoint(checkpoint, node.into_owned()))
         }
         [b' ', b's', b' ', json @ ..] => Ok(Entry::Settle(Box::new(from_wire(parse(json)?)?))),
         _ => Err(Damaged),
@@ -352,7 +355,10 @@ mod tests {
                 open_line(&record(), &rates),
                 Entry::Open(Box::new(record()), rates),
             ),
-            (checkpoint_line(&checkpoint), Entry::Checkpoint(checkpoint)),
+            (
+                checkpoint_line(&checkpoint, "n"),
+                Entry::Checkpoint(checkpoint, "n".to_owned()),
+            ),
             (settle_line(&record()), Entry::Settle(Box::new(record()))),
         ] {
             let (newline, body) = line.split_last().unwrap();

@@ -6,7 +6,7 @@
 //! returns, so SIGKILL loses nothing; a power loss may take the last [`SYNC_EVERY`] plus one fsync.
 //!
 //! States of a request: open → settled, once. An [`OpenEntry`] that is dropped settles itself from
-//! its last checkpoint; one that outlives its process is settled as `cut` by the next ([`recover`]).
+//! its last checkpoint; one that outlives its process is settled as `cut` by the next (`recover`).
 //!
 //! A thread syncs the journal; another fills SQLite from it ([`sqlite`]) and moves segments that
 //! are in there to `ledger/archive`. The archive is kept: it is what the database can be made from
@@ -239,6 +239,13 @@ struct Open {
 }
 
 impl OpenEntry {
+    /// The request went to another node than the one it was opened with.
+    pub fn at_node(&mut self, node: &str) {
+        if let Some(open) = &mut self.0 {
+            node.clone_into(&mut open.opening.node);
+        }
+    }
+
     /// Totals so far. Call it for every relayed piece: it decides itself when to write.
     pub fn checkpoint(&mut self, input: u64, cached: u64, output: u64) {
         let Some(open) = &mut self.0 else { return };
@@ -259,7 +266,7 @@ impl OpenEntry {
         });
         if due {
             open.noted = Some((output, now));
-            let line = entry::checkpoint_line(&checkpoint);
+            let line = entry::checkpoint_line(&checkpoint, &open.opening.node);
             if let Err(error) = open.shared.journal.note(&line) {
                 tracing::warn!(%error, "a checkpoint was left out of the journal");
             }

@@ -47,9 +47,10 @@ pub(crate) fn recover(dir: &Path) -> io::Result<Found> {
                 Entry::Open(record, rates) => {
                     open.insert(record.record_id, (record, rates, None));
                 }
-                Entry::Checkpoint(checkpoint) => {
-                    if let Some((_, _, last)) = open.get_mut(&checkpoint.record_id) {
+                Entry::Checkpoint(checkpoint, node) => {
+                    if let Some((record, _, last)) = open.get_mut(&checkpoint.record_id) {
                         *last = Some(checkpoint);
+                        record.node = node;
                     }
                 }
                 Entry::Settle(record) => {

@@ -92,12 +92,17 @@ impl Store {
         let store = Arc::clone(self);
         let drain = tasks.drain();
         tasks.spawn("key-refresh", async move {
-            let mut version = None;
+            // None: to be loaded again, and whoever should know of a failure has been told.
+            let mut version = Some(0);
             loop {
                 // A comparison is one small read of shared memory: no need for a blocking thread.
                 match store.refresh(version) {
                     Ok(now) => version = Some(now),
-                    Err(error) => tracing::error!(%error, "API keys may be out of date"),
+                    Err(error) if version.is_some() => {
+                        version = None;
+                        tracing::error!(%error, "API keys may be out of date");
+                    }
+                    Err(_) => {}
                 }
                 let stopping = drain.reached(Phase::Stopping);
                 if tokio::time::timeout(REFRESH_EVERY, stopping).await.is_ok() {

@@ -1,7 +1,7 @@
 //! How does one command give a working endpoint?
 //!
 //! `homing up` is a gateway as in [`crate::serve`] plus engine nodes that it starts and keeps alive
-//! itself ([`nodes`]), on loopback ports it picks once ([`plan`]), and a tenant `demo` with an API key.
+//! itself (`nodes`), on loopback ports it picks once (`plan`), and a tenant `demo` with an API key.
 //! The gateway starts first: a busy port or data directory is noticed before a model is loaded.
 //!
 //! Order of shutdown: the gateway drains while the nodes still answer; then the nodes get SIGTERM;

@@ -177,6 +177,7 @@ fn a_report_beside_a_running_gateway_takes_what_is_settled_and_nothing_else() {
     // After a crash, the report itself settles what was left open.
     let third = opening(3);
     let mut lost = ledger.begin(&third).unwrap();
+    lost.at_node("node-9");
     lost.checkpoint(100, 96, 5);
     let copy = crashed_copy(dir.path());
     let requests = report(copy.path(), By::Request);
@@ -188,6 +189,7 @@ fn a_report_beside_a_running_gateway_takes_what_is_settled_and_nothing_else() {
         (&cut["status"], &cut["output_tokens"]),
         (&"cut".into(), &5.into())
     );
+    assert_eq!(cut["node"], "node-9");
     drop(lost);
 }
 
