@@ -3,7 +3,7 @@
 use super::config::ModelConfig;
 use super::weights::{Layer, Weights};
 use crate::kv::storage::{BlockId, KvShape, KvStorage};
-use crate::ops::{Heads, Ops, Rotation, SeqInput};
+use crate::ops::{Heads, Ops, Precision, Rotation, SeqInput};
 
 /// A llama model on one op set.
 pub(crate) struct Llama<O: Ops> {
@@ -15,7 +15,6 @@ pub(crate) struct Llama<O: Ops> {
 }
 
 /// Buffers of a pass, kept so that a step of the size of an earlier one allocates nothing.
-#[derive(Default)]
 struct Scratch<I> {
     tokens: Vec<u32>,
     rotation: Rotation,
@@ -24,10 +23,13 @@ struct Scratch<I> {
     queries: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
-    /// What the next products read.
-    input: I,
-    /// What the feed-forward part hands to its last product.
+    /// What each kind of product reads: the queries', keys' and values', the attention's output's,
+    /// the gate's, the feed-forward's last, the logits'.
+    attention_input: I,
+    attended: I,
+    ff_input: I,
     hidden: I,
+    last: I,
 }
 
 impl<O: Ops> Llama<O> {
@@ -41,7 +43,7 @@ impl<O: Ops> Llama<O> {
         let shape =
             KvShape { blocks: kv_blocks, heads: config.kv_heads, head_dim: config.head_dim };
         let kv = KvStorage::new(config.layers, shape);
-        Llama { config, ops, weights, kv, scratch: Scratch::default() }
+        Llama { config, ops, weights, kv, scratch: Scratch::new::<O>() }
     }
 
     /// Bytes of the packed weights.
@@ -68,8 +70,8 @@ impl<O: Ops> Llama<O> {
         logits.resize(rows * config.vocab, 0.0);
         if rows > 0 {
             let output = weights.output.as_ref().unwrap_or(&weights.table);
-            ops.norm(&scratch.x, &weights.output_norm, config.rms_eps, &mut scratch.input);
-            ops.project(&scratch.input, &mut [(output, logits)]);
+            ops.norm(&scratch.x, &weights.output_norm, config.rms_eps, &mut scratch.last);
+            ops.project(&scratch.last, &mut [(output, logits)]);
         }
     }
 }
@@ -82,7 +84,8 @@ fn attention<O: Ops>(
     kv: &mut KvStorage<O::KvValue>,
     scratch: &mut Scratch<O::Input>,
 ) {
-    let Scratch { tokens, rotation, x, queries, keys, values, input, .. } = scratch;
+    let Scratch { tokens, rotation, x, queries, keys, values, attention_input: input, attended, .. } =
+        scratch;
     let heads = Heads { heads: config.heads, kv_heads: config.kv_heads, dim: config.head_dim };
     ops.norm(x, &layer.attention_norm, config.rms_eps, input);
     ops.project(
@@ -92,8 +95,8 @@ fn attention<O: Ops>(
     ops.rotate(queries, tokens.len(), rotation);
     ops.rotate(keys, tokens.len(), rotation);
     ops.store(index, batch, (keys, values), kv);
-    ops.attend(index, batch, (queries, heads), kv, input);
-    ops.project_add(input, &layer.attention_output, x);
+    ops.attend(index, batch, (queries, heads), kv, attended);
+    ops.project_add(attended, &layer.attention_output, x);
 }
 
 fn feed_forward<O: Ops>(
@@ -102,13 +105,34 @@ fn feed_forward<O: Ops>(
     layer: &Layer<O::Matrix>,
     scratch: &mut Scratch<O::Input>,
 ) {
-    let Scratch { x, input, hidden, .. } = scratch;
+    let Scratch { x, ff_input: input, hidden, .. } = scratch;
     ops.norm(x, &layer.ff_norm, config.rms_eps, input);
     ops.gated(input, &layer.gate, &layer.up, hidden);
     ops.project_add(hidden, &layer.down, x);
 }
 
 impl<I> Scratch<I> {
+    fn new<O: Ops<Input = I>>() -> Scratch<I> {
+        // What 8 bits cost on the default model, as mean KL from the reference in 1e-3 nats, with
+        // everything coarse at 3.9: fine queries, keys and values take off 1.4, the last product
+        // 0.9, gate and up 0.6, down 0.6, the attention's output nothing. Gate and up are half
+        // of all work and stay coarse; the three others together leave 0.9.
+        let (coarse, fine) = (Precision::Coarse, Precision::Fine);
+        Scratch {
+            tokens: Vec::new(),
+            rotation: Rotation::default(),
+            x: Vec::new(),
+            queries: Vec::new(),
+            keys: Vec::new(),
+            values: Vec::new(),
+            attention_input: O::input(fine),
+            attended: O::input(coarse),
+            ff_input: O::input(coarse),
+            hidden: O::input(fine),
+            last: O::input(fine),
+        }
+    }
+
     /// Sizes the buffers for the batch and fills in tokens and angles.
     fn prepare(&mut self, config: &ModelConfig, batch: &[SeqInput<'_>]) {
         self.tokens.clear();

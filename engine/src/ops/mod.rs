@@ -77,6 +77,15 @@ pub struct Rotation {
     pub sin: Vec<f32>,
 }
 
+/// How finely a matrix product must read its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// 8 bits are enough.
+    Coarse,
+    /// 8 bits would be the largest error of the model; about 15 are needed.
+    Fine,
+}
+
 /// A set of operations that can run a transformer.
 ///
 /// Rows of the residual stream, queries, keys and values travel as plain f32. `Input` is what a
@@ -85,9 +94,12 @@ pub trait Ops: Send {
     /// A packed weight.
     type Matrix: Send;
     /// Rows as matrix products read them.
-    type Input: Default + Send;
+    type Input: Send;
     /// What the KV pool stores.
     type KvValue: Copy + Default + Send;
+
+    /// Room for rows that products read, to be used again and again.
+    fn input(precision: Precision) -> Self::Input;
 
     /// Packs a weight for the products below.
     fn pack(&mut self, tensor: &Tensor<'_>, order: RowOrder) -> Self::Matrix;

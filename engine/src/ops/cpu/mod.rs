@@ -26,7 +26,7 @@ pub(crate) use isa::portable::Portable;
 pub(crate) use isa::{avx2::Avx2, avx512::Avx512};
 
 use crate::kv::storage::{BLOCK_TOKENS, KvStorage};
-use crate::ops::{Heads, Ops, Rotation, RowOrder, SeqInput, Tensor};
+use crate::ops::{Heads, Ops, Precision, Rotation, RowOrder, SeqInput, Tensor};
 use crate::sys::disjoint::Disjoint;
 use crate::sys::pool::Pool;
 
@@ -126,6 +126,10 @@ impl<I: Isa> Ops for CpuOps<I> {
     type Matrix = Packed;
     type Input = Rows;
     type KvValue = u16;
+
+    fn input(precision: Precision) -> Rows {
+        Rows::new(precision)
+    }
 
     fn pack(&mut self, tensor: &Tensor<'_>, order: RowOrder) -> Packed {
         let packed = Packed::new(tensor, order);

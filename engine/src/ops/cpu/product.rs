@@ -10,8 +10,9 @@
 //! independent of the rows beside it; no sum is ever split over threads or tiles.
 
 use super::isa::{Isa, Kernel, LANES, Line};
-use super::pack::{Packed, Scales, Values};
+use super::pack::{BLOCK, Packed, Scales, Values};
 use super::rows::{PANEL, Rows};
+use crate::ops::Precision;
 use crate::sys::disjoint::Disjoint;
 
 /// What happens to the results of a product.
@@ -148,16 +149,16 @@ fn tile_sums<I: Isa, const M: usize>(
     match &matrix.values {
         Values::Q4_0 { lines, scales } => {
             let lines = &lines.as_chunks::<4>().0[weights.clone()];
-            tile.nibbles_from_minus_8::<I, M>(isa, lines, &scales[weights])
+            tile.sums::<I, NibblesFromMinus8, M>(isa, lines, (&scales[weights], &[]))
         }
         Values::Q4_1 { lines, scales, minimums } => {
             let lines = &lines.as_chunks::<4>().0[weights.clone()];
             let affine = (&scales[weights.clone()], &minimums[weights]);
-            tile.nibbles_and_minimum::<I, M>(isa, lines, affine)
+            tile.sums::<I, NibblesAndMinimum, M>(isa, lines, affine)
         }
         Values::Q8_0 { lines, scales } => {
             let lines = &lines.as_chunks::<8>().0[weights.clone()];
-            tile.bytes::<I, M>(isa, lines, &scales[weights])
+            tile.sums::<I, Bytes, M>(isa, lines, (&scales[weights], &[]))
         }
         Values::F16 { columns: all } => {
             let mut sums = [isa.splat(0.0); M];
@@ -173,6 +174,73 @@ fn tile_sums<I: Isa, const M: usize>(
             }
             sums
         }
+    }
+}
+
+/// A quantised weight format, as the inner loop needs it.
+trait Format {
+    /// The lines of a block.
+    type Lines;
+    /// Whether a minimum is added to every weight.
+    const MINIMUM: bool;
+    /// What is to be taken off every integer weight.
+    fn offset<I: Isa>() -> i32;
+    fn unpack<I: Isa>(isa: I, lines: &Self::Lines) -> I::Weights;
+    fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I;
+}
+
+struct NibblesFromMinus8;
+struct NibblesAndMinimum;
+struct Bytes;
+
+impl Format for NibblesFromMinus8 {
+    type Lines = [Line; 4];
+    const MINIMUM: bool = false;
+    #[inline(always)]
+    fn offset<I: Isa>() -> i32 {
+        8
+    }
+    #[inline(always)]
+    fn unpack<I: Isa>(isa: I, lines: &[Line; 4]) -> I::Weights {
+        isa.nibbles(lines)
+    }
+    #[inline(always)]
+    fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I {
+        isa.dot_nibbles(weights, input, start)
+    }
+}
+
+impl Format for NibblesAndMinimum {
+    type Lines = [Line; 4];
+    const MINIMUM: bool = true;
+    #[inline(always)]
+    fn offset<I: Isa>() -> i32 {
+        0
+    }
+    #[inline(always)]
+    fn unpack<I: Isa>(isa: I, lines: &[Line; 4]) -> I::Weights {
+        isa.nibbles(lines)
+    }
+    #[inline(always)]
+    fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I {
+        isa.dot_nibbles(weights, input, start)
+    }
+}
+
+impl Format for Bytes {
+    type Lines = [Line; 8];
+    const MINIMUM: bool = false;
+    #[inline(always)]
+    fn offset<I: Isa>() -> i32 {
+        I::BYTES_OFFSET
+    }
+    #[inline(always)]
+    fn unpack<I: Isa>(isa: I, lines: &[Line; 8]) -> I::Weights {
+        isa.bytes(lines)
+    }
+    #[inline(always)]
+    fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I {
+        isa.dot_bytes(weights, input, start)
     }
 }
 
@@ -193,90 +261,53 @@ fn of_tile<T, const M: usize>(panel: &[T; PANEL], slot: usize) -> &[T; M] {
 
 impl Tile<'_> {
     #[inline(always)]
-    fn of_panel<'a, T>(&self, all: &'a [T]) -> &'a [T] {
-        &all[self.blocks.0..][..self.blocks.1]
-    }
-
-    #[inline(always)]
-    fn nibbles_from_minus_8<I: Isa, const M: usize>(
+    fn sums<I: Isa, W: Format, const M: usize>(
         &self,
         isa: I,
-        lines: &[[Line; 4]],
-        scales: &[Scales],
+        lines: &[W::Lines],
+        affine: (&[Scales], &[Scales]),
     ) -> [I::F; M] {
-        let mut out = [isa.splat(0.0); M];
-        let quants = self.of_panel(&self.input.quants).iter();
-        let factors = self.of_panel(&self.input.scales).iter();
-        let sums = self.of_panel(&self.input.sums).iter();
-        let weights = lines.iter().zip(scales);
-        for (((quants, factors), sums), (lines, scales)) in quants.zip(factors).zip(sums).zip(weights) {
-            let weights = isa.nibbles(lines);
-            let scales = isa.load_half(&scales.0);
-            let quants = of_tile::<_, M>(quants, self.slot);
-            let factors = of_tile::<_, M>(factors, self.slot);
-            let sums = of_tile::<_, M>(sums, self.slot);
-            for row in 0..M {
-                let dot = isa.dot_nibbles(&weights, &quants[row], -8 * sums[row]);
-                let scale = isa.mul(scales, isa.splat(factors[row]));
-                out[row] = isa.fma(isa.to_float(dot), scale, out[row]);
-            }
+        match self.input.precision {
+            Precision::Coarse => self.sums_of::<I, W, M, false>(isa, lines, affine),
+            Precision::Fine => self.sums_of::<I, W, M, true>(isa, lines, affine),
         }
-        out
     }
 
     #[inline(always)]
-    fn nibbles_and_minimum<I: Isa, const M: usize>(
+    fn sums_of<I: Isa, W: Format, const M: usize, const FINE: bool>(
         &self,
         isa: I,
-        lines: &[[Line; 4]],
+        lines: &[W::Lines],
         (scales, minimums): (&[Scales], &[Scales]),
     ) -> [I::F; M] {
+        let (first, count) = self.blocks;
         let mut out = [isa.splat(0.0); M];
-        let quants = self.of_panel(&self.input.quants).iter();
-        let factors = self.of_panel(&self.input.scales).iter();
-        let totals = self.of_panel(&self.input.totals).iter();
-        let weights = lines.iter().zip(scales).zip(minimums);
-        for (((quants, factors), totals), ((lines, scales), minimums)) in
-            quants.zip(factors).zip(totals).zip(weights)
-        {
-            let weights = isa.nibbles(lines);
+        for (block, (lines, scales)) in lines.iter().zip(scales).take(count).enumerate() {
+            let weights = W::unpack(isa, lines);
             let scales = isa.load_half(&scales.0);
-            let minimums = isa.load_half(&minimums.0);
-            let quants = of_tile::<_, M>(quants, self.slot);
-            let factors = of_tile::<_, M>(factors, self.slot);
-            let totals = of_tile::<_, M>(totals, self.slot);
+            let place = first + block;
+            let quants = of_tile::<_, M>(&self.input.quants[place], self.slot);
+            let factors = of_tile::<_, M>(&self.input.scales[place], self.slot);
+            let sums = of_tile::<_, M>(&self.input.sums[place], self.slot);
             for row in 0..M {
-                let dot = isa.dot_nibbles(&weights, &quants[row], 0);
+                let start = isa.splat_int(-W::offset::<I>() * sums[row]);
+                let dot = if FINE {
+                    let lower = of_tile::<_, M>(&self.input.lower[place], self.slot);
+                    let upper = W::dot(isa, &weights, &quants[row], isa.splat_int(0));
+                    let start = isa.add_int(isa.up_7(upper), start);
+                    W::dot(isa, &weights, &lower[row], start)
+                } else {
+                    W::dot(isa, &weights, &quants[row], start)
+                };
                 let scale = isa.mul(scales, isa.splat(factors[row]));
                 out[row] = isa.fma(isa.to_float(dot), scale, out[row]);
-                out[row] = isa.fma(minimums, isa.splat(totals[row]), out[row]);
             }
-        }
-        out
-    }
-
-    #[inline(always)]
-    fn bytes<I: Isa, const M: usize>(
-        &self,
-        isa: I,
-        lines: &[[Line; 8]],
-        scales: &[Scales],
-    ) -> [I::F; M] {
-        let mut out = [isa.splat(0.0); M];
-        let quants = self.of_panel(&self.input.quants).iter();
-        let factors = self.of_panel(&self.input.scales).iter();
-        let sums = self.of_panel(&self.input.sums).iter();
-        let weights = lines.iter().zip(scales);
-        for (((quants, factors), sums), (lines, scales)) in quants.zip(factors).zip(sums).zip(weights) {
-            let weights = isa.bytes(lines);
-            let scales = isa.load_half(&scales.0);
-            let quants = of_tile::<_, M>(quants, self.slot);
-            let factors = of_tile::<_, M>(factors, self.slot);
-            let sums = of_tile::<_, M>(sums, self.slot);
-            for row in 0..M {
-                let dot = isa.dot_bytes(&weights, &quants[row], sums[row]);
-                let scale = isa.mul(scales, isa.splat(factors[row]));
-                out[row] = isa.fma(isa.to_float(dot), scale, out[row]);
+            if W::MINIMUM {
+                let minimums = isa.load_half(&minimums[block].0);
+                let totals = of_tile::<_, M>(&self.input.totals[place], self.slot);
+                for row in 0..M {
+                    out[row] = isa.fma(minimums, isa.splat(totals[row]), out[row]);
+                }
             }
         }
         out

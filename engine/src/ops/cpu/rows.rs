@@ -8,17 +8,21 @@
 
 use super::isa::{Isa, Kernel, LANES};
 use super::pack::BLOCK;
+use crate::ops::Precision;
 use crate::sys::disjoint::Disjoint;
 
 /// Rows in a panel: as many as there are registers for, beside eight of weights.
 pub(crate) const PANEL: usize = 12;
 
 /// Quantised rows.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Rows {
+    pub(crate) precision: Precision,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) quants: Vec<[[i8; BLOCK]; PANEL]>,
+    /// The lower seven bits of fine quants; empty for coarse ones.
+    pub(crate) lower: Vec<[[i8; BLOCK]; PANEL]>,
     /// What one step of a quant is worth.
     pub(crate) scales: Vec<[f32; PANEL]>,
     /// The sum of a block's quants.
@@ -30,6 +34,21 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// No rows yet.
+    pub(crate) fn new(precision: Precision) -> Rows {
+        Rows {
+            precision,
+            rows: 0,
+            cols: 0,
+            quants: Vec::new(),
+            lower: Vec::new(),
+            scales: Vec::new(),
+            sums: Vec::new(),
+            totals: Vec::new(),
+            floats: Vec::new(),
+        }
+    }
+
     /// Blocks of 32 columns in a row.
     pub(crate) fn blocks(&self) -> usize {
         self.cols / BLOCK
@@ -40,6 +59,8 @@ impl Rows {
         (self.rows, self.cols) = (rows, cols);
         let blocks = rows.div_ceil(PANEL) * self.blocks();
         self.quants.resize(blocks, [[0; BLOCK]; PANEL]);
+        let lower = if self.precision == Precision::Fine { blocks } else { 0 };
+        self.lower.resize(lower, [[0; BLOCK]; PANEL]);
         self.scales.resize(blocks, [0.0; PANEL]);
         self.sums.resize(blocks, [0; PANEL]);
         self.totals.resize(blocks, [0.0; PANEL]);
@@ -52,6 +73,7 @@ impl Rows {
             blocks: self.blocks(),
             cols: self.cols,
             quants: Disjoint::new(&mut self.quants),
+            lower: Disjoint::new(&mut self.lower),
             scales: Disjoint::new(&mut self.scales),
             sums: Disjoint::new(&mut self.sums),
             totals: Disjoint::new(&mut self.totals),
@@ -65,6 +87,7 @@ pub(crate) struct RowsWriter<'a> {
     blocks: usize,
     cols: usize,
     quants: Disjoint<'a, [[i8; BLOCK]; PANEL]>,
+    lower: Disjoint<'a, [[i8; BLOCK]; PANEL]>,
     scales: Disjoint<'a, [f32; PANEL]>,
     sums: Disjoint<'a, [i32; PANEL]>,
     totals: Disjoint<'a, [f32; PANEL]>,
@@ -79,16 +102,22 @@ impl RowsWriter<'_> {
     #[expect(unsafe_code, reason = "panels are apart, which Rust cannot see")]
     pub(crate) unsafe fn panel(&self, panel: usize, rows: usize) -> PanelMut<'_> {
         let (start, len) = (panel * self.blocks, self.blocks);
-        let floats = if self.floats.is_empty() { 0 } else { rows * self.cols };
+        let lower = if self.lower.is_empty() { (0, 0) } else { (start, len) };
+        let floats = if self.floats.is_empty() {
+            (0, 0)
+        } else {
+            (panel * PANEL * self.cols, rows * self.cols)
+        };
         // SAFETY: the ranges of two panels do not overlap; the caller keeps each to one user.
         unsafe {
             PanelMut {
                 cols: self.cols,
                 quants: self.quants.range(start, len),
+                lower: self.lower.range(lower.0, lower.1),
                 scales: self.scales.range(start, len),
                 sums: self.sums.range(start, len),
                 totals: self.totals.range(start, len),
-                floats: self.floats.range(if floats == 0 { 0 } else { panel * PANEL * self.cols }, floats),
+                floats: self.floats.range(floats.0, floats.1),
             }
         }
     }
@@ -98,6 +127,7 @@ impl RowsWriter<'_> {
 pub(crate) struct PanelMut<'a> {
     cols: usize,
     quants: &'a mut [[[i8; BLOCK]; PANEL]],
+    lower: &'a mut [[[i8; BLOCK]; PANEL]],
     scales: &'a mut [[f32; PANEL]],
     sums: &'a mut [[i32; PANEL]],
     totals: &'a mut [[f32; PANEL]],
@@ -116,25 +146,42 @@ impl PanelMut<'_> {
         }
     }
 
-    /// Quantises one block: the largest value becomes ±127.
+    /// Quantises one block: the largest value becomes ±127, or ±127 × 128 in fine rows.
     #[inline(always)]
     fn put_block<I: Isa>(&mut self, isa: I, (block, slot): (usize, usize), values: &[f32; BLOCK]) {
         let halves = values.as_chunks::<LANES>().0;
         let (low, high) = (isa.load(&halves[0]), isa.load(&halves[1]));
         let largest = isa.largest(isa.max(isa.abs(low), isa.abs(high)));
+        let most = if self.lower.is_empty() { 127.0 } else { 127.0 * 128.0 };
         // A block of zeros, or of values so small that the inverse would overflow, is all zeros.
-        let steps = if largest > 1e-30 { 127.0 / largest } else { 0.0 };
-        let scale = largest / 127.0;
+        let steps = if largest > 1e-30 { most / largest } else { 0.0 };
+        let scale = largest / most;
         let low = isa.round(isa.mul(low, isa.splat(steps)));
         let high = isa.round(isa.mul(high, isa.splat(steps)));
         let sum = isa.total(low) + isa.total(high);
-        let quants = self.quants[block][slot].as_chunks_mut::<LANES>().0;
-        isa.store_bytes(low, &mut quants[0]);
-        isa.store_bytes(high, &mut quants[1]);
+        if self.lower.is_empty() {
+            store(isa, low, high, &mut self.quants[block][slot]);
+        } else {
+            // To the nearest multiple of 128, which leaves -64 to 63.
+            let half = isa.splat_int(64);
+            let (upper_low, upper_high) =
+                (isa.down_7(isa.add_int(low, half)), isa.down_7(isa.add_int(high, half)));
+            store(isa, upper_low, upper_high, &mut self.quants[block][slot]);
+            let rest_low = isa.sub_int(low, isa.up_7(upper_low));
+            let rest_high = isa.sub_int(high, isa.up_7(upper_high));
+            store(isa, rest_low, rest_high, &mut self.lower[block][slot]);
+        }
         self.scales[block][slot] = scale;
         self.sums[block][slot] = sum;
         self.totals[block][slot] = scale * sum as f32;
     }
+}
+
+#[inline(always)]
+fn store<I: Isa>(isa: I, low: I::I, high: I::I, to: &mut [i8; BLOCK]) {
+    let halves = to.as_chunks_mut::<LANES>().0;
+    isa.store_bytes(low, &mut halves[0]);
+    isa.store_bytes(high, &mut halves[1]);
 }
 
 /// Quantises the rows of a panel from plain f32.

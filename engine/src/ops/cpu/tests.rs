@@ -87,7 +87,7 @@ macro_rules! on_each_variant {
 impl<I: Isa> CpuOps<I> {
     /// Lends the op set and these rows, quantised and with their floats kept.
     fn quantise_rows(&mut self, rows: &[f32], cols: usize, work: impl FnOnce(&mut Self, &Rows)) {
-        let mut quantised = Rows::default();
+        let mut quantised = Rows::new(Precision::Coarse);
         self.dense = true;
         self.floats.clear();
         self.floats.extend(rows);
@@ -205,7 +205,7 @@ fn norms_equal_the_reference_up_to_a_quant() {
             let mut x = noise.floats(rows * cols);
             x[..32].fill(0.0);
             let weight = noise.floats(cols);
-            let (mut found, mut expected) = (Rows::default(), Vec::new());
+            let (mut found, mut expected) = (Rows::new(Precision::Coarse), Vec::new());
             ops.norm(&x, &weight, 1e-5, &mut found);
             ReferenceOps::new(1).norm(&x, &weight, 1e-5, &mut expected);
             // The largest normed value is near 2; half a step of 1/127 of it.
@@ -227,7 +227,7 @@ fn gates_equal_the_reference_up_to_a_quant() {
             let tensors = [(Dtype::Q4_0, &weights[0]), (Dtype::Q8_0, &weights[1])]
                 .map(|(dtype, bytes)| Tensor { dtype, rows: 96, cols: 64, bytes });
             let input = noise.exact_rows(rows, 64);
-            let (mut found, mut expected) = (Rows::default(), Vec::new());
+            let (mut found, mut expected) = (Rows::new(Precision::Coarse), Vec::new());
             let packed = tensors.map(|tensor| ops.pack(&tensor, RowOrder::Plain));
             ops.quantise_rows(&input, 64, |ops, quantised| {
                 ops.gated(quantised, &packed[0], &packed[1], &mut found);
@@ -310,7 +310,7 @@ fn attend_both<I: Isa>(
         let values: Vec<f32> = keys.iter().rev().copied().collect();
         ops.store(1, &batch, (&keys, &values), &mut kv);
         plain.store(1, &batch, (&keys, &values), &mut plain_kv);
-        let mut found = Rows::default();
+        let mut found = Rows::new(Precision::Coarse);
         ops.attend(1, &batch, (&queries, heads), &kv, &mut found);
         plain.attend(1, &batch, (&queries, heads), &plain_kv, &mut results.1);
         results.0 = numbers(&found);

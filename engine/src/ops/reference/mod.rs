@@ -7,7 +7,7 @@
 pub(crate) mod dequant;
 
 use crate::kv::storage::{BLOCK_TOKENS, KvStorage};
-use crate::ops::{Heads, Ops, Rotation, RowOrder, SeqInput, Tensor, slot};
+use crate::ops::{Heads, Ops, Precision, Rotation, RowOrder, SeqInput, Tensor, slot};
 use crate::sys::pool::Pool;
 
 /// The reference op set.
@@ -44,6 +44,10 @@ impl Ops for ReferenceOps {
     type Matrix = Dense;
     type Input = Vec<f32>;
     type KvValue = f32;
+
+    fn input(_precision: Precision) -> Vec<f32> {
+        Vec::new()
+    }
 
     fn pack(&mut self, tensor: &Tensor<'_>, _order: RowOrder) -> Dense {
         let mut values = vec![0.0; tensor.rows * tensor.cols];

@@ -231,7 +231,7 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: i32) -> Self::I {
+    fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
         proven! {
             let mut sums = [_mm256_setzero_si256(); 2];
             for index in 0..8 {
@@ -241,19 +241,21 @@ impl Isa for Avx2 {
                     *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(weights[index], four));
                 }
             }
-            let (one, start) = (_mm256_set1_epi16(1), _mm256_set1_epi32(start));
+            let one = _mm256_set1_epi16(1);
             [
-                _mm256_add_epi32(start, _mm256_madd_epi16(sums[0], one)),
-                _mm256_add_epi32(start, _mm256_madd_epi16(sums[1], one)),
+                _mm256_add_epi32(start[0], _mm256_madd_epi16(sums[0], one)),
+                _mm256_add_epi32(start[1], _mm256_madd_epi16(sums[1], one)),
             ]
         }
     }
 
+    const BYTES_OFFSET: i32 = 0;
+
     #[inline(always)]
-    fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], _sum: i32) -> Self::I {
+    fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
         proven! {
             let one = _mm256_set1_epi16(1);
-            let mut sums = [_mm256_setzero_si256(); 2];
+            let mut sums = start;
             for index in 0..8 {
                 let four = input.as_ptr().cast::<i32>().add(index).read_unaligned();
                 let four = _mm256_set1_epi32(four);
@@ -265,5 +267,30 @@ impl Isa for Avx2 {
             }
             sums
         }
+    }
+
+    #[inline(always)]
+    fn splat_int(self, value: i32) -> Self::I {
+        proven!([_mm256_set1_epi32(value); 2])
+    }
+
+    #[inline(always)]
+    fn add_int(self, a: Self::I, b: Self::I) -> Self::I {
+        halves!(_mm256_add_epi32, a, b)
+    }
+
+    #[inline(always)]
+    fn sub_int(self, a: Self::I, b: Self::I) -> Self::I {
+        halves!(_mm256_sub_epi32, a, b)
+    }
+
+    #[inline(always)]
+    fn up_7(self, a: Self::I) -> Self::I {
+        proven!([_mm256_slli_epi32::<7>(a[0]), _mm256_slli_epi32::<7>(a[1])])
+    }
+
+    #[inline(always)]
+    fn down_7(self, a: Self::I) -> Self::I {
+        proven!([_mm256_srai_epi32::<7>(a[0]), _mm256_srai_epi32::<7>(a[1])])
     }
 }

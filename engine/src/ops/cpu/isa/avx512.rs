@@ -177,9 +177,9 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: i32) -> __m512i {
+    fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: __m512i) -> __m512i {
         proven! {
-            let mut sum = _mm512_set1_epi32(start);
+            let mut sum = start;
             for (index, weights) in weights.iter().enumerate() {
                 let four = input.as_ptr().cast::<i32>().add(index).read_unaligned();
                 sum = _mm512_dpbusd_epi32(sum, *weights, _mm512_set1_epi32(four));
@@ -188,8 +188,35 @@ impl Isa for Avx512 {
         }
     }
 
+    const BYTES_OFFSET: i32 = 128;
+
     #[inline(always)]
-    fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], sum: i32) -> __m512i {
-        self.dot_nibbles(weights, input, -128 * sum)
+    fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: __m512i) -> __m512i {
+        self.dot_nibbles(weights, input, start)
+    }
+
+    #[inline(always)]
+    fn splat_int(self, value: i32) -> __m512i {
+        proven!(_mm512_set1_epi32(value))
+    }
+
+    #[inline(always)]
+    fn add_int(self, a: __m512i, b: __m512i) -> __m512i {
+        proven!(_mm512_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn sub_int(self, a: __m512i, b: __m512i) -> __m512i {
+        proven!(_mm512_sub_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn up_7(self, a: __m512i) -> __m512i {
+        proven!(_mm512_slli_epi32::<7>(a))
+    }
+
+    #[inline(always)]
+    fn down_7(self, a: __m512i) -> __m512i {
+        proven!(_mm512_srai_epi32::<7>(a))
     }
 }

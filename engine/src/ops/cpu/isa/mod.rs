@@ -86,10 +86,20 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// A block of bytes: byte `4r + i` of line `l` is row `r`, column `4l + i`, plus 128.
     fn bytes(self, lines: &[Line; 8]) -> Self::Weights;
     /// For each row: `start` plus the sum of weight times input, for weights below 16.
-    fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: i32) -> Self::I;
-    /// For each row: the sum of (weight - 128) times input. `sum` is the input's own sum, of
-    /// which some instruction sets make use.
-    fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], sum: i32) -> Self::I;
+    fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I;
+    /// For each row: `start` plus the sum of (weight - 128 + `BYTES_OFFSET`) times input.
+    fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I;
+    /// What [`Isa::dot_bytes`] leaves to its caller: 128 where the instructions take unsigned
+    /// weights, 0 where they do not.
+    const BYTES_OFFSET: i32;
+
+    fn splat_int(self, value: i32) -> Self::I;
+    fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
+    fn sub_int(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Each lane times 128.
+    fn up_7(self, a: Self::I) -> Self::I;
+    /// Each lane divided by 128, rounded down.
+    fn down_7(self, a: Self::I) -> Self::I;
 
     /// The sum of all lanes, always in the same order: halves onto each other, four times.
     #[inline(always)]

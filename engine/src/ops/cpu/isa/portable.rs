@@ -145,8 +145,8 @@ impl Isa for Portable {
         weights
     }
 
-    fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: i32) -> Self::I {
-        let mut out = [start; LANES];
+    fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
+        let mut out = start;
         for (out, row) in out.iter_mut().zip(weights) {
             for (weight, input) in row.iter().zip(input) {
                 *out += i32::from(*weight) * i32::from(*input);
@@ -155,7 +155,29 @@ impl Isa for Portable {
         out
     }
 
-    fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], sum: i32) -> Self::I {
-        self.dot_nibbles(weights, input, -128 * sum)
+    const BYTES_OFFSET: i32 = 128;
+
+    fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
+        self.dot_nibbles(weights, input, start)
+    }
+
+    fn splat_int(self, value: i32) -> Self::I {
+        [value; LANES]
+    }
+
+    fn add_int(self, a: Self::I, b: Self::I) -> Self::I {
+        each(&a, &b, |a, b| a + b)
+    }
+
+    fn sub_int(self, a: Self::I, b: Self::I) -> Self::I {
+        each(&a, &b, |a, b| a - b)
+    }
+
+    fn up_7(self, a: Self::I) -> Self::I {
+        each(&a, &a, |a, _| a << 7)
+    }
+
+    fn down_7(self, a: Self::I) -> Self::I {
+        each(&a, &a, |a, _| a >> 7)
     }
 }
