@@ -38,29 +38,36 @@ fn check(answer: &Answer, status: u16, code: &str, param: Option<&str>) {
     assert_eq!(error["type"], kind);
 }
 
+/// A valid chat body but for one field.
+fn with(field: &str, value: Value) -> Vec<u8> {
+    let mut body = json!({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]});
+    body[field] = value;
+    body.to_string().into_bytes()
+}
+
+fn message_of(answer: &Answer) -> String {
+    answer.json()["error"]["message"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
 #[test]
 fn malformed_bodies_are_refused_by_name() {
     let node = Node::start();
     let gateway = Gateway::exact(&[&node]);
-    let user = json!([{"role": "user", "content": "hi"}]);
-    let with = |field: &str, value: Value| {
-        let mut body = json!({"model": MODEL, "messages": user});
-        body[field] = value;
-        body.to_string().into_bytes()
-    };
-    let role = |role: &str| with("messages", json!([{"role": role, "content": "x"}]));
-    let long = "word ".repeat(9000);
+    let messages =
+        |role: &str, content: Value| with("messages", json!([{"role": role, "content": content}]));
+    let value =
+        |body: Vec<u8>, param: &'static str| (CHAT, body, 400, "invalid_value", Some(param));
+    let long = messages("user", "word ".repeat(9000).into());
+    let too_long = |body: Vec<u8>| (CHAT, body, 400, "context_length_exceeded", Some("messages"));
+    let invalid = |body: &[u8]| (CHAT, body.to_vec(), 400, "invalid_json", None);
     for (path, body, status, code, param) in [
-        (CHAT, b"{\"model\":".to_vec(), 400, "invalid_json", None),
-        (CHAT, b"[]".to_vec(), 400, "invalid_json", None),
-        (CHAT, b"".to_vec(), 400, "invalid_json", None),
-        (
-            CHAT,
-            b"{\"model\":\"\xff\xfe\"}".to_vec(),
-            400,
-            "invalid_json",
-            None,
-        ),
+        invalid(b"{\"model\":"),
+        invalid(b"[]"),
+        invalid(b""),
+        invalid(b"{\"model\":\"\xff\xfe\"}"),
         (
             CHAT,
             b"{}".to_vec(),
@@ -75,76 +82,16 @@ fn malformed_bodies_are_refused_by_name() {
             "model_not_found",
             Some("model"),
         ),
-        (
-            CHAT,
-            with("model", json!(7)),
-            400,
-            "invalid_value",
-            Some("model"),
-        ),
-        (
-            CHAT,
-            with("messages", json!([])),
-            400,
-            "invalid_value",
-            Some("messages"),
-        ),
-        (
-            CHAT,
-            with("messages", json!("hi")),
-            400,
-            "invalid_value",
-            Some("messages"),
-        ),
-        (
-            CHAT,
-            with("messages", json!([{"role": "user", "content": 7}])),
-            400,
-            "invalid_value",
-            Some("messages[0].content"),
-        ),
-        (
-            CHAT,
-            role("wizard"),
-            400,
-            "invalid_value",
-            Some("messages[0].role"),
-        ),
-        (
-            CHAT,
-            with("stream", json!("yes")),
-            400,
-            "invalid_value",
-            Some("stream"),
-        ),
-        (
-            CHAT,
-            with("temperature", json!(9)),
-            400,
-            "invalid_value",
-            Some("temperature"),
-        ),
-        (
-            CHAT,
-            with("max_tokens", json!(0)),
-            400,
-            "invalid_value",
-            Some("max_tokens"),
-        ),
-        (
-            CHAT,
-            with("max_tokens", json!(CONTEXT)),
-            400,
-            "context_length_exceeded",
-            Some("messages"),
-        ),
-        (
-            CHAT,
-            with("messages", json!([{"role": "user", "content": long}])),
-            400,
-            "context_length_exceeded",
-            Some("messages"),
-        ),
+        value(with("model", json!(7)), "model"),
+        value(with("messages", json!([])), "messages"),
+        value(with("messages", json!("hi")), "messages"),
+        value(messages("user", 7.into()), "messages[0].content"),
+        value(messages("wizard", "x".into()), "messages[0].role"),
+        value(with("stream", json!("yes")), "stream"),
+        value(with("temperature", json!(9)), "temperature"),
+        value(with("max_tokens", json!(0)), "max_tokens"),
+        too_long(with("max_tokens", json!(CONTEXT))),
+        too_long(long),
         (
             "/v1/completions",
             with("prompt", json!(["a"])),
@@ -161,15 +108,9 @@ fn malformed_bodies_are_refused_by_name() {
             None,
         ),
     ] {
-        let answer = gateway.post(path, &[], &body);
-        check(&answer, status, code, param);
+        check(&gateway.post(path, &[], &body), status, code, param);
     }
-    let message = |body: &[u8]| {
-        gateway.post(CHAT, &[], body).json()["error"]["message"]
-            .as_str()
-            .unwrap()
-            .to_owned()
-    };
+    let message = |body: &[u8]| message_of(&gateway.post(CHAT, &[], body));
     assert!(message(b"{\"model\":\n 1,}").contains("line 2 column 4"));
     assert!(message(&with("model", json!("gpt-nope"))).contains(MODEL));
     assert!(message(&with("max_tokens", json!(CONTEXT))).contains(&CONTEXT.to_string()));

@@ -1,8 +1,13 @@
 //! The request path judged from outside: what the client reads, what the node received, the
 //! metrics and the ledger, with the real `homing gateway` between raw sockets.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test ends where it finds a fault"
+)]
 
 mod bad_input;
+mod cache;
 mod cancel;
 mod identity;
 mod retry;

@@ -71,10 +71,11 @@ impl Gateway {
             "listen = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\ndata = \"data\"\nprice_version = \"t\"\n{models}"
         );
         for (at, node) in nodes.iter().enumerate() {
-            config += &format!(
-                "[[nodes]]\nid = \"node-{at}\"\nurl = \"http://{}\"\n",
-                node.addr
-            );
+            let address = node.addr;
+            config += &format!("[[nodes]]\nid = \"node-{at}\"\nurl = \"http://{address}\"\n");
+            if let Some(events) = &node.events {
+                config += &format!("events = \"{events}\"\n");
+            }
         }
         config += &format!(
             "[prices.{MODEL}]\ninput_nano_usd_per_million = 1000000\ncached_input_nano_usd_per_million = 100000\noutput_nano_usd_per_million = 3000000\n[limits]\n{limits}"

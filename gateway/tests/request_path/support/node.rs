@@ -59,6 +59,8 @@ struct State {
 /// A running node.
 pub(crate) struct Node {
     pub(crate) addr: SocketAddr,
+    /// Where it publishes KV events, if it does.
+    pub(crate) events: Option<String>,
     state: Arc<State>,
 }
 
@@ -88,7 +90,11 @@ impl Node {
                 std::thread::spawn(move || serve(stream, &state, model));
             }
         });
-        Self { addr, state }
+        Self {
+            addr,
+            events: None,
+            state,
+        }
     }
 
     /// Queues the answer to the next POST.
