@@ -2,7 +2,7 @@
 //!
 //! Template, tokens and block hashes by the same code as the engine's, so that both agree on
 //! counts and names. Text that was seen before is not tokenised again (`SegmentCache`), and of a
-//! known conversation only the new blocks are hashed ([`ChainCache`]): hashing all of a 64 KB
+//! known conversation only the new blocks are hashed (`ChainCache`): hashing all of a 64 KB
 //! prompt costs about 0.2 ms, finding where it equals the last turn's about 0.005 ms.
 //!
 //! A model without a tokenizer file is *approximate*: its tokens are estimated and it has no
