@@ -296,7 +296,7 @@ async fn first_token(
     let prompt = prompts.next(DECODE_PROMPT_TOKENS);
     let mut last = String::new();
     while started.elapsed() < START_TIMEOUT {
-        let outcome = complete(target, &prompt, 1).await;
+        let outcome = complete(target, prompts.model_id(), &prompt, 1).await;
         match (&outcome.failure, outcome.first_token) {
             (None, Some(at)) => return Ok(at - started),
             (Some(failure), _) => last = failure.message.clone(),
@@ -307,12 +307,12 @@ async fn first_token(
     Err(program.trouble(&format!("gave no token in {START_TIMEOUT:?} ({last})")))
 }
 
-async fn complete(target: &Target, prompt: &str, max_tokens: u32) -> Outcome {
+async fn complete(target: &Target, model: &str, prompt: &str, max_tokens: u32) -> Outcome {
     let turn = Turn {
         endpoint: "completions",
         // cache_prompt and ignore_eos are llama.cpp's; ours needs neither (the prompts are unique).
         body: json!({
-            "model": "bench",
+            "model": model,
             "prompt": prompt,
             "max_tokens": max_tokens,
             "temperature": 0,
@@ -363,7 +363,7 @@ impl Bench<'_> {
     }
 
     async fn good(&self, prompt: &str, tokens: u32) -> Result<Outcome, LoadError> {
-        let outcome = complete(self.target, prompt, tokens).await;
+        let outcome = complete(self.target, self.prompts.model_id(), prompt, tokens).await;
         match &outcome.failure {
             None => Ok(outcome),
             Some(failure) => Err(self.program.trouble(&failure.message)),

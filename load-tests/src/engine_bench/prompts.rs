@@ -16,6 +16,7 @@ pub(super) struct Prompts {
     builder: PromptBuilder,
     words: Vec<String>,
     random: StdRng,
+    model_id: String,
 }
 
 impl Prompts {
@@ -36,11 +37,19 @@ impl Prompts {
         if words.len() < 1000 {
             return Err(wrong(&"too few words of one token to make prompts of"));
         }
+        let stem = model.file_stem().unwrap_or_default();
+        let model_id = stem.to_string_lossy().into_owned();
         Ok(Self {
             builder,
             words,
             random: StdRng::seed_from_u64(seed),
+            model_id,
         })
+    }
+
+    /// The id under which our engine serves the file; the peer takes any.
+    pub(super) fn model_id(&self) -> &str {
+        &self.model_id
     }
 
     /// A text of exactly so many tokens.
