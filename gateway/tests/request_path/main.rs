@@ -9,6 +9,7 @@
 mod bad_input;
 mod cache;
 mod cancel;
+mod full_disk;
 mod identity;
 mod retry;
 mod shutdown;

@@ -65,7 +65,17 @@ impl Gateway {
         Self::with(nodes, limits, &models)
     }
 
+    /// A gateway none of whose files may grow past this many blocks of 512 bytes.
+    pub(crate) fn cramped(nodes: &[&Node], file_blocks_max: u32) -> Self {
+        let models = format!("[[models]]\nid = \"{MODEL}\"\n");
+        Self::launch(nodes, "", &models, Some(file_blocks_max))
+    }
+
     fn with(nodes: &[&Node], limits: &str, models: &str) -> Self {
+        Self::launch(nodes, limits, models, None)
+    }
+
+    fn launch(nodes: &[&Node], limits: &str, models: &str, file_blocks_max: Option<u32>) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let mut config = format!(
             "listen = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\ndata = \"data\"\nprice_version = \"t\"\n{models}"
@@ -91,8 +101,12 @@ impl Gateway {
         let other_key = homing(&data, &["key", "create", "--tenant", "b"])
             .trim()
             .to_owned();
-        let mut process = Command::new(env!("CARGO_BIN_EXE_homing"))
-            .args(["gateway", "--config"])
+        // A limit on the size of files stands for a full disk; the kernel enforces both alike.
+        let limit = file_blocks_max.map_or(String::new(), |blocks| format!("ulimit -f {blocks};"));
+        let mut process = Command::new("sh")
+            .arg("-c")
+            .arg(format!("trap '' XFSZ; {limit} exec \"$@\""))
+            .args(["sh", env!("CARGO_BIN_EXE_homing"), "gateway", "--config"])
             .arg(&file)
             .env("HOMING_LOG", "warn,gateway=info")
             .stdin(Stdio::null())
