@@ -181,7 +181,11 @@ impl Cli {
         let in_range = |flag, found: usize, most: usize| {
             let allowed = format!("between 1 and {most}");
             let value = (1..=most).contains(&found).then_some(found);
-            value.ok_or(ConfigError::Value { flag, found: found.to_string(), allowed })
+            value.ok_or(ConfigError::Value {
+                flag,
+                found: found.to_string(),
+                allowed,
+            })
         };
         Ok(Config {
             model_id: model_id(&args)?,
@@ -209,18 +213,29 @@ impl Cli {
 }
 
 fn model_id(args: &ServeArgs) -> Result<String, ConfigError> {
-    let stem = || args.model.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let stem = || {
+        args.model
+            .file_stem()
+            .map(|stem| stem.to_string_lossy().into_owned())
+    };
     let id = args.model_id.clone().or_else(stem).unwrap_or_default();
     let printable = |c: char| !c.is_control() && !c.is_whitespace();
     if (1..=256).contains(&id.len()) && id.chars().all(printable) {
         return Ok(id);
     }
     let allowed = "1 to 256 bytes without white space or control characters".to_owned();
-    Err(ConfigError::Value { flag: "model-id", found: format!("{id:?}"), allowed })
+    Err(ConfigError::Value {
+        flag: "model-id",
+        found: format!("{id:?}"),
+        allowed,
+    })
 }
 
 fn resolve(listen: &str) -> Result<SocketAddr, ConfigError> {
-    let address = listen.to_socket_addrs().ok().and_then(|mut addresses| addresses.next());
+    let address = listen
+        .to_socket_addrs()
+        .ok()
+        .and_then(|mut addresses| addresses.next());
     address.ok_or_else(|| ConfigError::Value {
         flag: "listen",
         found: listen.to_owned(),
@@ -231,8 +246,10 @@ fn resolve(listen: &str) -> Result<SocketAddr, ConfigError> {
 fn token(file: Option<&std::path::Path>) -> Result<Option<NodeToken>, ConfigError> {
     let (flag, text) = match file {
         Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .map_err(|source| ConfigError::TokenFile { path: path.to_owned(), source })?;
+            let text = std::fs::read_to_string(path).map_err(|source| ConfigError::TokenFile {
+                path: path.to_owned(),
+                source,
+            })?;
             ("node-token-file", text)
         }
         None => match std::env::var(TOKEN_ENV) {
@@ -242,7 +259,11 @@ fn token(file: Option<&std::path::Path>) -> Result<Option<NodeToken>, ConfigErro
     };
     let found = "empty".to_owned();
     let allowed = "a secret of at least one character".to_owned();
-    NodeToken::new(&text).map(Some).ok_or(ConfigError::Value { flag, found, allowed })
+    NodeToken::new(&text).map(Some).ok_or(ConfigError::Value {
+        flag,
+        found,
+        allowed,
+    })
 }
 
 /// Bytes from `1048576`, `512MiB`, `2GiB`; units of 1000 are refused, since half the readers would
@@ -257,15 +278,22 @@ fn parse_size(text: &str) -> Result<u64, String> {
         "GiB" => Some(30),
         _ => None,
     };
-    let bytes = number.parse::<u64>().ok().zip(shift).and_then(|(number, shift)| {
-        let bytes = u128::from(number) << shift;
-        u64::try_from(bytes).ok()
-    });
+    let bytes = number
+        .parse::<u64>()
+        .ok()
+        .zip(shift)
+        .and_then(|(number, shift)| {
+            let bytes = u128::from(number) << shift;
+            u64::try_from(bytes).ok()
+        });
     bytes.ok_or_else(|| "use a number of bytes, or one with KiB, MiB or GiB: 512MiB".to_owned())
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..=86_400.0).contains(seconds));
+    let seconds = text
+        .parse::<f64>()
+        .ok()
+        .filter(|seconds| (0.0..=86_400.0).contains(seconds));
     let seconds = seconds.ok_or_else(|| "use seconds between 0 and 86400".to_owned())?;
     Ok(Duration::from_secs_f64(seconds))
 }
@@ -340,7 +368,10 @@ mod tests {
             (&["--step-tokens", "0"], "--step-tokens"),
             (&["--model-id", "a b"], "--model-id"),
             (&["--replay", "tcp://127.0.0.1:0"], "--events"),
-            (&["--node-token-file", "/nonexistent/token"], "/nonexistent/token"),
+            (
+                &["--node-token-file", "/nonexistent/token"],
+                "/nonexistent/token",
+            ),
         ];
         for (args, expected) in rows {
             let error = config(args).expect_err("refused");
@@ -351,6 +382,9 @@ mod tests {
     #[test]
     fn the_model_is_called_after_its_file() {
         assert_eq!(config(&[]).expect("valid").model_id, "name");
-        assert_eq!(config(&["--model-id", "other/x"]).expect("valid").model_id, "other/x");
+        assert_eq!(
+            config(&["--model-id", "other/x"]).expect("valid").model_id,
+            "other/x"
+        );
     }
 }

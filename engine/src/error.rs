@@ -42,9 +42,10 @@ impl Kind {
             Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error"),
             Self::TooSlow => (StatusCode::REQUEST_TIMEOUT, "invalid_request_error"),
             Self::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error"),
-            Self::HeaderTooLarge => {
-                (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request_error")
-            }
+            Self::HeaderTooLarge => (
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "invalid_request_error",
+            ),
             Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded_error"),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "server_error"),
         }
@@ -75,7 +76,13 @@ pub struct ApiError {
 impl ApiError {
     /// An error of a kind, with its stable code and the client's message.
     pub fn new(kind: Kind, code: &'static str, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), param: None, code, detail: None }
+        Self {
+            kind,
+            message: message.into(),
+            param: None,
+            code,
+            detail: None,
+        }
     }
 
     /// A request whose field `param` is wrong.

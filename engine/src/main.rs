@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 ended as told, 1 could not start or broke, 2 the command line is wrong.
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -14,7 +15,12 @@ const LOG_DEFAULT: &str = "info";
 
 fn main() -> ExitCode {
     let filter = EnvFilter::try_from_env("HOMING_LOG").unwrap_or_else(|_| LOG_DEFAULT.into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(colours)
+        .with_writer(std::io::stderr)
+        .init();
     let config = match Cli::parse().config() {
         Ok(config) => config,
         Err(error) => return failed(2, &error),

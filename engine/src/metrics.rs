@@ -74,11 +74,13 @@ pub struct Metrics {
 }
 
 /// Bounds for times to the first token: 1 ms (a cached prompt) to over a minute (a long queue).
-const FIRST_TOKEN_S: [f64; 16] =
-    [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 60.0];
+const FIRST_TOKEN_S: [f64; 16] = [
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 60.0,
+];
 /// Bounds for times of one step, and between tokens.
-const STEP_S: [f64; 14] =
-    [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.75, 1.0, 2.5];
+const STEP_S: [f64; 14] = [
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.75, 1.0, 2.5,
+];
 
 struct Builder<'a> {
     registry: Registry,
@@ -91,7 +93,9 @@ impl Builder<'_> {
     }
 
     fn register(&self, metric: impl prometheus::core::Collector + 'static) {
-        self.registry.register(Box::new(metric)).expect("every metric name appears once");
+        self.registry
+            .register(Box::new(metric))
+            .expect("every metric name appears once");
     }
 
     fn counter(&self, name: &str, help: &str) -> IntCounter {
@@ -125,7 +129,12 @@ impl Builder<'_> {
         let opts = self.opts("vllm:request_success_total", "Requests that ended, by how.");
         let finished = IntCounterVec::new(opts, &["finished_reason"]).expect("the name is valid");
         // All rows exist from the start, so that a rate over them has a first value.
-        for ending in [Ending::Stop, Ending::Length, Ending::Cancelled, Ending::Failed] {
+        for ending in [
+            Ending::Stop,
+            Ending::Length,
+            Ending::Cancelled,
+            Ending::Failed,
+        ] {
             finished.with_label_values(&[ending.as_str()]);
         }
         self.register(finished.clone());
@@ -136,33 +145,58 @@ impl Builder<'_> {
 impl Metrics {
     /// Registers everything for a node that serves `model` from a pool of `kv_blocks`.
     pub fn new(model: &str, kv_blocks: usize) -> Self {
-        let b = Builder { registry: Registry::new(), model };
+        let b = Builder {
+            registry: Registry::new(),
+            model,
+        };
         let cache = b
             .opts("vllm:cache_config_info", "The KV pool's shape.")
             .const_label("block_size", BLOCK_TOKENS.to_string())
             .const_label("num_gpu_blocks", kv_blocks.to_string());
         b.float_gauge(cache).set(1.0);
-        let started = Opts::new("process_start_time_seconds", "Start of the process, Unix time.");
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let started = Opts::new(
+            "process_start_time_seconds",
+            "Start of the process, Unix time.",
+        );
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         b.float_gauge(started).set(now.as_secs_f64());
-        let usage = b.opts("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.");
+        let usage = b.opts(
+            "vllm:kv_cache_usage_perc",
+            "Share of KV blocks in use, 0 to 1.",
+        );
         Self {
-            running: b.gauge("vllm:num_requests_running", "Sequences in the running batch."),
+            running: b.gauge(
+                "vllm:num_requests_running",
+                "Sequences in the running batch.",
+            ),
             waiting: b.gauge("vllm:num_requests_waiting", "Requests that wait to run."),
             kv_usage: b.float_gauge(usage),
             kv_blocks_held: b.gauge("homing:kv_blocks_held", "KV blocks that sequences hold."),
-            kv_blocks_published: b
-                .gauge("homing:kv_blocks_published", "KV blocks that can be found by hash."),
+            kv_blocks_published: b.gauge(
+                "homing:kv_blocks_published",
+                "KV blocks that can be found by hash.",
+            ),
             connections: b.gauge("homing:connections", "Open client connections."),
             prompt_tokens: b.counter("vllm:prompt_tokens_total", "Prompt tokens, cached or not."),
             generation_tokens: b.counter("vllm:generation_tokens_total", "Tokens sampled."),
-            prefix_queries: b
-                .counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up."),
-            prefix_hits: b.counter("vllm:prefix_cache_hits_total", "Prompt tokens found cached."),
-            preemptions: b
-                .counter("vllm:num_preemptions_total", "Sequences that gave their blocks back."),
-            computed_tokens: b
-                .counter("homing:computed_tokens_total", "Tokens computed by forward passes."),
+            prefix_queries: b.counter(
+                "vllm:prefix_cache_queries_total",
+                "Prompt tokens looked up.",
+            ),
+            prefix_hits: b.counter(
+                "vllm:prefix_cache_hits_total",
+                "Prompt tokens found cached.",
+            ),
+            preemptions: b.counter(
+                "vllm:num_preemptions_total",
+                "Sequences that gave their blocks back.",
+            ),
+            computed_tokens: b.counter(
+                "homing:computed_tokens_total",
+                "Tokens computed by forward passes.",
+            ),
             time_to_first_token: b.histogram(
                 "vllm:time_to_first_token_seconds",
                 "From arrival to the first token.",
@@ -188,6 +222,8 @@ impl Metrics {
     pub fn render(&self) -> String {
         let encoder = TextEncoder::new();
         // Encoding into a string fails only on metrics without a name; ours are all above.
-        encoder.encode_to_string(&self.registry.gather()).unwrap_or_default()
+        encoder
+            .encode_to_string(&self.registry.gather())
+            .unwrap_or_default()
     }
 }

@@ -28,8 +28,15 @@ pub struct Visible {
 impl TextStream {
     /// A stream that ends before the first of these strings; none of them is empty.
     pub fn new(stops: Vec<String>) -> Self {
-        assert!(stops.iter().all(|stop| !stop.is_empty()), "a stop string has text");
-        Self { stops, partial: Vec::new(), held: String::new() }
+        assert!(
+            stops.iter().all(|stop| !stop.is_empty()),
+            "a stop string has text"
+        );
+        Self {
+            stops,
+            partial: Vec::new(),
+            held: String::new(),
+        }
     }
 
     /// Adds a token's bytes.
@@ -38,11 +45,17 @@ impl TextStream {
         self.decode();
         if let Some(start) = self.stop_start() {
             self.held.truncate(start);
-            return Visible { text: std::mem::take(&mut self.held), stopped: true };
+            return Visible {
+                text: std::mem::take(&mut self.held),
+                stopped: true,
+            };
         }
         let keep = self.stop_prefix();
         let rest = self.held.split_off(self.held.len() - keep);
-        Visible { text: std::mem::replace(&mut self.held, rest), stopped: false }
+        Visible {
+            text: std::mem::replace(&mut self.held, rest),
+            stopped: false,
+        }
     }
 
     /// The answer ended: what was held back is text after all.
@@ -137,11 +150,19 @@ mod tests {
         for (stops, bytes, text, stopped) in rows {
             let expected = (text.to_string(), stopped);
             for size in 1..=bytes.len() {
-                assert_eq!(feed(stops, bytes.chunks(size)), expected, "{bytes:?} by {size}");
+                assert_eq!(
+                    feed(stops, bytes.chunks(size)),
+                    expected,
+                    "{bytes:?} by {size}"
+                );
             }
             for cut in 0..=bytes.len() {
                 let (head, tail) = bytes.split_at(cut);
-                assert_eq!(feed(stops, [head, tail].into_iter()), expected, "{bytes:?} at {cut}");
+                assert_eq!(
+                    feed(stops, [head, tail].into_iter()),
+                    expected,
+                    "{bytes:?} at {cut}"
+                );
             }
         }
     }
@@ -149,11 +170,30 @@ mod tests {
     #[test]
     fn text_is_not_held_longer_than_needed() {
         let mut stream = TextStream::new(vec!["<end>".into()]);
-        let rows = [("a<", "a"), ("e", ""), ("x", "<ex"), ("<end", ""), ("<end", "<end")];
+        let rows = [
+            ("a<", "a"),
+            ("e", ""),
+            ("x", "<ex"),
+            ("<end", ""),
+            ("<end", "<end"),
+        ];
         for (pushed, text) in rows {
             let visible = stream.push(pushed.as_bytes());
-            assert_eq!(visible, Visible { text: text.into(), stopped: false }, "{pushed}");
+            assert_eq!(
+                visible,
+                Visible {
+                    text: text.into(),
+                    stopped: false
+                },
+                "{pushed}"
+            );
         }
-        assert_eq!(stream.push(b">rest"), Visible { text: String::new(), stopped: true });
+        assert_eq!(
+            stream.push(b">rest"),
+            Visible {
+                text: String::new(),
+                stopped: true
+            }
+        );
     }
 }

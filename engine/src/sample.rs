@@ -20,7 +20,12 @@ pub struct Sampling {
 
 impl Sampling {
     /// The most likely token, always.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_k: None, top_p: 1.0, seed: 0 };
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_k: None,
+        top_p: 1.0,
+        seed: 0,
+    };
 }
 
 /// Temperatures below this are taken as 0: dividing by less overflows f32 for ordinary logits.
@@ -72,7 +77,11 @@ impl Sampler {
         let scale = 1.0 / temperature;
         let weighed = (0_u32..).zip(logits).map(|(id, logit)| {
             // f32 `exp` is enough: its error is far below the sampling noise of any request.
-            Candidate { logit: *logit, id, weight: f64::from(((logit - max) * scale).exp()) }
+            Candidate {
+                logit: *logit,
+                id,
+                weight: f64::from(((logit - max) * scale).exp()),
+            }
         });
         self.candidates.clear();
         self.candidates.extend(weighed);
@@ -89,7 +98,11 @@ impl Sampler {
     /// Keeps the shortest prefix, by likelihood, that reaches `top_p` of the remaining weight.
     /// Sorting the whole vocabulary takes milliseconds, so a growing part of it is tried.
     fn keep_top_p(&mut self, top_p: f64) {
-        let total: f64 = self.candidates.iter().map(|candidate| candidate.weight).sum();
+        let total: f64 = self
+            .candidates
+            .iter()
+            .map(|candidate| candidate.weight)
+            .sum();
         let wanted = top_p * total;
         let mut sorted = self.candidates.len().min(64);
         loop {
@@ -110,7 +123,11 @@ impl Sampler {
     }
 
     fn draw(&self, uniform: f64) -> u32 {
-        let total: f64 = self.candidates.iter().map(|candidate| candidate.weight).sum();
+        let total: f64 = self
+            .candidates
+            .iter()
+            .map(|candidate| candidate.weight)
+            .sum();
         let mut left = uniform * total;
         for candidate in &self.candidates {
             left -= candidate.weight;
@@ -119,7 +136,11 @@ impl Sampler {
             }
         }
         // Rounding can leave a crumb; the last candidate with weight takes it.
-        let weighted = self.candidates.iter().rev().find(|candidate| candidate.weight > 0.0);
+        let weighted = self
+            .candidates
+            .iter()
+            .rev()
+            .find(|candidate| candidate.weight > 0.0);
         weighted.expect("the most likely token has weight 1").id
     }
 }
@@ -139,7 +160,11 @@ fn best(logits: &[f32]) -> Result<(u32, f32), NotANumber> {
             best = (id, *logit);
         }
     }
-    if best.1.is_finite() { Ok(best) } else { Err(NotANumber) }
+    if best.1.is_finite() {
+        Ok(best)
+    } else {
+        Err(NotANumber)
+    }
 }
 
 /// A number in [0, 1) from seed and position: SplitMix64's finaliser over both.
@@ -163,8 +188,10 @@ mod tests {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let scale = 1.0 / sampling.temperature;
         let weight = |logit: f32| f64::from(((logit - max) * scale).exp());
-        let mut all: Vec<_> =
-            (0_u32..).zip(logits).map(|(id, logit)| (id, *logit, weight(*logit))).collect();
+        let mut all: Vec<_> = (0_u32..)
+            .zip(logits)
+            .map(|(id, logit)| (id, *logit, weight(*logit)))
+            .collect();
         let ranked = sampling.top_k.is_some() || sampling.top_p < 1.0;
         if ranked {
             all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -189,7 +216,9 @@ mod tests {
     }
 
     fn logits(seed: u64, count: usize) -> Vec<f32> {
-        (0..count as u64).map(|i| (uniform(seed, i) * 40.0).floor() as f32 / 4.0).collect()
+        (0..count as u64)
+            .map(|i| (uniform(seed, i) * 40.0).floor() as f32 / 4.0)
+            .collect()
     }
 
     #[test]
@@ -201,9 +230,19 @@ mod tests {
                 for top_k in [None, Some(2), Some(5), Some(200)] {
                     for top_p in [1.0, 0.9, 0.3, 1e-9] {
                         let top_k = top_k.filter(|k| *k < row.len());
-                        let sampling = Sampling { temperature, top_k, top_p, seed };
+                        let sampling = Sampling {
+                            temperature,
+                            top_k,
+                            top_p,
+                            seed,
+                        };
                         let fast = sampler.sample(&row, &sampling, 3).expect("finite");
-                        assert_eq!(fast, slow(&row, &sampling, 3), "{sampling:?} of {}", row.len());
+                        assert_eq!(
+                            fast,
+                            slow(&row, &sampling, 3),
+                            "{sampling:?} of {}",
+                            row.len()
+                        );
                     }
                 }
             }
@@ -213,8 +252,15 @@ mod tests {
     #[test]
     fn greedy_takes_the_first_of_equals() {
         let mut sampler = Sampler::default();
-        let tiny = Sampling { temperature: 1e-9, ..Sampling::GREEDY };
-        let one = Sampling { temperature: 5.0, top_k: Some(1), ..Sampling::GREEDY };
+        let tiny = Sampling {
+            temperature: 1e-9,
+            ..Sampling::GREEDY
+        };
+        let one = Sampling {
+            temperature: 5.0,
+            top_k: Some(1),
+            ..Sampling::GREEDY
+        };
         for sampling in [Sampling::GREEDY, tiny, one] {
             assert_eq!(sampler.sample(&[1.0, 7.0, 7.0, 2.0], &sampling, 0), Ok(1));
         }
@@ -224,11 +270,19 @@ mod tests {
     fn draws_follow_the_weights_and_only_seed_and_position() {
         let mut sampler = Sampler::default();
         let row = [0.0, 1.0_f32.ln() + 2.0_f32.ln(), f32::NEG_INFINITY];
-        let draws = |seed| Sampling { temperature: 1.0, top_k: None, top_p: 1.0, seed };
+        let draws = |seed| Sampling {
+            temperature: 1.0,
+            top_k: None,
+            top_p: 1.0,
+            seed,
+        };
         let mut counts = [0; 3];
         for position in 0..30_000 {
             let token = sampler.sample(&row, &draws(5), position).expect("finite");
-            assert_eq!(Ok(token), Sampler::default().sample(&row, &draws(5), position));
+            assert_eq!(
+                Ok(token),
+                Sampler::default().sample(&row, &draws(5), position)
+            );
             counts[token as usize] += 1;
         }
         assert!((9_600..10_400).contains(&counts[0]), "a third: {counts:?}");
@@ -248,7 +302,11 @@ mod tests {
             &[f32::INFINITY, 0.0],
             &[],
         ] {
-            assert_eq!(sampler.sample(row, &Sampling::GREEDY, 0), Err(NotANumber), "{row:?}");
+            assert_eq!(
+                sampler.sample(row, &Sampling::GREEDY, 0),
+                Err(NotANumber),
+                "{row:?}"
+            );
         }
     }
 }

@@ -54,19 +54,30 @@ pub struct Chunk {
 /// exceptions, so that nobody starves: no decode is left out (they are bounded by
 /// [`RUNNING_MAX`]), and one block of prefill always has room.
 pub fn plan(running: &[Progress], budget: usize) -> Vec<Chunk> {
-    let decodes = running.iter().filter(|sequence| sequence.due() == 1).count();
+    let decodes = running
+        .iter()
+        .filter(|sequence| sequence.due() == 1)
+        .count();
     let mut left = budget.saturating_sub(decodes).max(BLOCK_TOKENS);
     let mut chunks = Vec::with_capacity(running.len());
     for (index, sequence) in running.iter().enumerate() {
         let due = sequence.due();
         if due == 1 {
-            chunks.push(Chunk { index, tokens: 1, samples: true });
+            chunks.push(Chunk {
+                index,
+                tokens: 1,
+                samples: true,
+            });
             continue;
         }
         let tokens = prefill_chunk(*sequence, left);
         if tokens > 0 {
             left -= tokens.min(left);
-            chunks.push(Chunk { index, tokens, samples: tokens == due });
+            chunks.push(Chunk {
+                index,
+                tokens,
+                samples: tokens == due,
+            });
         }
     }
     chunks
@@ -129,11 +140,25 @@ mod tests {
 
     #[test]
     fn plans() {
-        let chunk = |index, tokens, samples| Chunk { index, tokens, samples };
+        let chunk = |index, tokens, samples| Chunk {
+            index,
+            tokens,
+            samples,
+        };
         let rows: [(&str, &[Progress], usize, &[Chunk]); 9] = [
             ("nothing runs", &[], 64, &[]),
-            ("a short prompt at once", &[progress(5, 0)], 64, &[chunk(0, 5, true)]),
-            ("a long prompt in chunks", &[progress(100, 0)], 64, &[chunk(0, 64, false)]),
+            (
+                "a short prompt at once",
+                &[progress(5, 0)],
+                64,
+                &[chunk(0, 5, true)],
+            ),
+            (
+                "a long prompt in chunks",
+                &[progress(100, 0)],
+                64,
+                &[chunk(0, 64, false)],
+            ),
             ("its rest", &[progress(100, 64)], 64, &[chunk(0, 36, true)]),
             (
                 "decodes before an older prompt",
@@ -153,8 +178,18 @@ mod tests {
                 64,
                 &[chunk(0, 20, true), chunk(1, 32, false)],
             ),
-            ("chunks end on a border", &[progress(100, 10)], 20, &[chunk(0, 6, false)]),
-            ("a budget below a block is a block", &[progress(50, 16)], 3, &[chunk(0, 16, false)]),
+            (
+                "chunks end on a border",
+                &[progress(100, 10)],
+                20,
+                &[chunk(0, 6, false)],
+            ),
+            (
+                "a budget below a block is a block",
+                &[progress(50, 16)],
+                3,
+                &[chunk(0, 16, false)],
+            ),
         ];
         for (name, running, budget, expected) in rows {
             assert_eq!(plan(running, budget), expected, "{name}");
@@ -165,7 +200,9 @@ mod tests {
     fn random_plans_keep_the_rules() {
         let mut state = 7_u64;
         let mut below = |bound: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(99);
             (state >> 33) as usize % bound
         };
         for _ in 0..2000 {
@@ -177,14 +214,29 @@ mod tests {
                 })
                 .collect();
             let chunks = plan(&running, budget);
-            let decodes = running.iter().filter(|sequence| sequence.due() == 1).count();
+            let decodes = running
+                .iter()
+                .filter(|sequence| sequence.due() == 1)
+                .count();
             let total: usize = chunks.iter().map(|chunk| chunk.tokens).sum();
-            assert!(total <= budget.max(decodes + 16), "{total} tokens of {budget}");
-            assert!(chunks.is_empty() == running.is_empty(), "work is done if there is any");
-            assert!(chunks.is_sorted_by_key(|chunk| chunk.index), "order of arrival");
+            assert!(
+                total <= budget.max(decodes + 16),
+                "{total} tokens of {budget}"
+            );
+            assert!(
+                chunks.is_empty() == running.is_empty(),
+                "work is done if there is any"
+            );
+            assert!(
+                chunks.is_sorted_by_key(|chunk| chunk.index),
+                "order of arrival"
+            );
             for (index, sequence) in running.iter().enumerate() {
                 let mine: Vec<_> = chunks.iter().filter(|chunk| chunk.index == index).collect();
-                assert!(mine.len() <= 1 && (sequence.due() > 1 || mine.len() == 1), "decodes run");
+                assert!(
+                    mine.len() <= 1 && (sequence.due() > 1 || mine.len() == 1),
+                    "decodes run"
+                );
                 for chunk in mine {
                     assert!(chunk.tokens > 0 && chunk.tokens <= sequence.due());
                     assert_eq!(chunk.samples, chunk.tokens == sequence.due());
@@ -195,19 +247,70 @@ mod tests {
 
     #[test]
     fn joining() {
-        let needs = |known, output_left, held, idle| Needs { known, output_left, held, idle };
+        let needs = |known, output_left, held, idle| Needs {
+            known,
+            output_left,
+            held,
+            idle,
+        };
         let rows = [
-            ("alone, whatever it needs", needs(1600, 100, 0, 0), 1, 0, 0, true),
+            (
+                "alone, whatever it needs",
+                needs(1600, 100, 0, 0),
+                1,
+                0,
+                0,
+                true,
+            ),
             ("fits", needs(16, 16, 0, 0), 2, 0, 1, true),
             ("one block short", needs(16, 17, 0, 0), 2, 0, 1, false),
-            ("promises of others count", needs(16, 16, 0, 0), 3, 2, 1, false),
-            ("shared blocks in use cost nothing", needs(64, 16, 4, 0), 1, 0, 1, true),
-            ("idle shared blocks leave the pool", needs(64, 16, 4, 4), 4, 0, 1, false),
-            ("only the first part of an answer is promised", needs(16, 9999, 0, 0), 17, 0, 1, true),
-            ("the batch is full", needs(1, 1, 0, 0), 999, 0, RUNNING_MAX, false),
+            (
+                "promises of others count",
+                needs(16, 16, 0, 0),
+                3,
+                2,
+                1,
+                false,
+            ),
+            (
+                "shared blocks in use cost nothing",
+                needs(64, 16, 4, 0),
+                1,
+                0,
+                1,
+                true,
+            ),
+            (
+                "idle shared blocks leave the pool",
+                needs(64, 16, 4, 4),
+                4,
+                0,
+                1,
+                false,
+            ),
+            (
+                "only the first part of an answer is promised",
+                needs(16, 9999, 0, 0),
+                17,
+                0,
+                1,
+                true,
+            ),
+            (
+                "the batch is full",
+                needs(1, 1, 0, 0),
+                999,
+                0,
+                RUNNING_MAX,
+                false,
+            ),
         ];
         for (name, needs, available, outstanding, running, expected) in rows {
-            assert_eq!(may_join(&needs, available, outstanding, running), expected, "{name}");
+            assert_eq!(
+                may_join(&needs, available, outstanding, running),
+                expected,
+                "{name}"
+            );
         }
     }
 }

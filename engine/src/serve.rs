@@ -162,13 +162,18 @@ fn pool_size(
             context: model.context,
         });
     }
-    Ok(PoolSize { blocks, max_model_len: model.context.min(tokens) })
+    Ok(PoolSize {
+        blocks,
+        max_model_len: model.context.min(tokens),
+    })
 }
 
 /// The machine's memory in bytes, where the operating system tells it.
 fn machine_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
 }
@@ -184,7 +189,10 @@ pub fn run(config: Config) -> Result<(), ServeError> {
         .worker_threads(2)
         .enable_all()
         .build()
-        .map_err(|source| ServeError::System { what: "cannot start the runtime", source })?;
+        .map_err(|source| ServeError::System {
+            what: "cannot start the runtime",
+            source,
+        })?;
     let served = runtime.block_on(serve(config));
     // Not waited for: a replay to a slow joiner must not hold up the exit.
     runtime.shutdown_background();
@@ -196,7 +204,12 @@ async fn serve(config: Config) -> Result<(), ServeError> {
     let file = GgufFile::open(&config.model)?;
     let model = Model::config(file.header())?;
     let block_bytes = Model::kv_block_bytes(&model, config.ops);
-    let pool = pool_size(&model, block_bytes, config.kv_memory_bytes, machine_memory())?;
+    let pool = pool_size(
+        &model,
+        block_bytes,
+        config.kv_memory_bytes,
+        machine_memory(),
+    )?;
     let metrics = Arc::new(Metrics::new(&config.model_id, pool.blocks as usize));
     let settings = Settings {
         model_id: Arc::from(config.model_id.as_str()),
@@ -208,10 +221,15 @@ async fn serve(config: Config) -> Result<(), ServeError> {
     let sockets = Sockets::bind(&config).await?;
     let addresses = sockets.addresses.clone();
     let accepting = tokio::spawn(Arc::clone(&app).accept(sockets.http));
-    let options =
-        ModelOptions { ops: config.ops, threads: config.threads, kv_blocks: pool.blocks as usize };
+    let options = ModelOptions {
+        ops: config.ops,
+        threads: config.threads,
+        kv_blocks: pool.blocks as usize,
+    };
     let loading = load(file, options, Progress::new(config.progress_json))?;
-    let Some(loaded) = signals.unless_ended(loading).await else { return Ok(()) };
+    let Some(loaded) = signals.unless_ended(loading).await else {
+        return Ok(());
+    };
     let (model, prompts) = loaded.unwrap_or(Err(ServeError::LoadPanicked))?;
     let boot_id = uuid::Uuid::new_v4().to_string();
     let events = sockets
@@ -219,14 +237,19 @@ async fn serve(config: Config) -> Result<(), ServeError> {
         .is_some()
         .then(|| Arc::new(EventLog::new(boot_id, config.replay_batches)));
     let parts = parts(&config, model, &prompts, pool, metrics, events.clone());
-    let (engine, thread) = engine::start(parts)
-        .map_err(|source| ServeError::System { what: "cannot start the engine's thread", source })?;
+    let (engine, thread) = engine::start(parts).map_err(|source| ServeError::System {
+        what: "cannot start the engine's thread",
+        source,
+    })?;
     if let Some(log) = events {
         carry_events(&config, sockets.events, sockets.replay, log, &engine);
     }
     let model_id = Arc::from(config.model_id.as_str());
     let served = Arc::new(Served::new(model_id, pool.max_model_len, prompts));
-    app.loaded(Loaded { served, engine: engine.clone() });
+    app.loaded(Loaded {
+        served,
+        engine: engine.clone(),
+    });
     announce(&config, &addresses, pool);
     let ended = tokio::select! {
         () = signals.next() => Ok(()),
@@ -244,7 +267,11 @@ async fn serve(config: Config) -> Result<(), ServeError> {
 async fn wind_down(config: &Config, app: &App, engine: &Handle, thread: JoinHandle<()>) {
     tracing::info!(grace_s = config.drain.as_secs_f64(), "draining");
     engine.drain();
-    if !engine.has_ended() && tokio::time::timeout(config.drain, engine.idle()).await.is_err() {
+    if !engine.has_ended()
+        && tokio::time::timeout(config.drain, engine.idle())
+            .await
+            .is_err()
+    {
         tracing::warn!("requests did not finish within the grace period; they are cut");
     }
     let _ = tokio::time::timeout(CLOSE_TIMEOUT, app.close()).await;
@@ -295,7 +322,10 @@ fn load(
     std::thread::Builder::new()
         .name("load".into())
         .spawn(load)
-        .map_err(|source| ServeError::System { what: "cannot start the loading thread", source })?;
+        .map_err(|source| ServeError::System {
+            what: "cannot start the loading thread",
+            source,
+        })?;
     Ok(receiver)
 }
 
@@ -305,12 +335,18 @@ fn load_parts(
     progress: &mut dyn FnMut(f32),
 ) -> LoadOutcome {
     let path = || file.path().to_owned();
-    let prompts = PromptBuilder::from_gguf(file.header())
-        .map_err(|source| ServeError::Prompt { path: path(), source })?;
+    let prompts = PromptBuilder::from_gguf(file.header()).map_err(|source| ServeError::Prompt {
+        path: path(),
+        source,
+    })?;
     let model = Model::load(file, options, progress)?;
     let (tokens, vocab) = (prompts.tokenizer().vocab_size(), model.shape().vocab);
     if tokens > vocab {
-        return Err(ServeError::Vocabulary { path: path(), tokens, vocab });
+        return Err(ServeError::Vocabulary {
+            path: path(),
+            tokens,
+            vocab,
+        });
     }
     Ok((model, Arc::new(prompts)))
 }
@@ -337,20 +373,34 @@ impl Sockets {
         let http_address = http.local_addr().map_err(listen)?;
         let (events, events_at) = bind::<PubSocket>(config.events.as_deref()).await?;
         let (replay, replay_at) = bind::<RouterSocket>(config.replay.as_deref()).await?;
-        let addresses = Addresses { http: http_address, events: events_at, replay: replay_at };
-        Ok(Self { http, events, replay, addresses })
+        let addresses = Addresses {
+            http: http_address,
+            events: events_at,
+            replay: replay_at,
+        };
+        Ok(Self {
+            http,
+            events,
+            replay,
+            addresses,
+        })
     }
 }
 
 async fn bind<S: Socket>(
     endpoint: Option<&str>,
 ) -> Result<(Option<S>, Option<String>), ServeError> {
-    let Some(endpoint) = endpoint else { return Ok((None, None)) };
+    let Some(endpoint) = endpoint else {
+        return Ok((None, None));
+    };
     let mut socket = S::new();
-    let bound = socket.bind(endpoint).await.map_err(|source| ServeError::Endpoint {
-        endpoint: endpoint.to_owned(),
-        source,
-    })?;
+    let bound = socket
+        .bind(endpoint)
+        .await
+        .map_err(|source| ServeError::Endpoint {
+            endpoint: endpoint.to_owned(),
+            source,
+        })?;
     Ok((Some(socket), Some(bound.to_string())))
 }
 
@@ -363,11 +413,18 @@ fn carry_events(
 ) {
     let topic = Bytes::from(format!("kv@{}", config.model_id));
     if let Some(socket) = replay {
-        let replay = Replay { log: Arc::clone(&log), engine: engine.clone(), topic: topic.clone() };
+        let replay = Replay {
+            log: Arc::clone(&log),
+            engine: engine.clone(),
+            topic: topic.clone(),
+        };
         tokio::spawn(report("replay of KV events", replay::run(socket, replay)));
     }
     if let Some(socket) = events {
-        tokio::spawn(report("publishing of KV events", publish::run(socket, log, topic)));
+        tokio::spawn(report(
+            "publishing of KV events",
+            publish::run(socket, log, topic),
+        ));
     }
 }
 
@@ -417,8 +474,10 @@ struct Signals {
 impl Signals {
     fn new() -> Result<Self, ServeError> {
         let install = |kind| {
-            signal(kind)
-                .map_err(|source| ServeError::System { what: "cannot handle signals", source })
+            signal(kind).map_err(|source| ServeError::System {
+                what: "cannot handle signals",
+                source,
+            })
         };
         Ok(Self {
             terminate: install(SignalKind::terminate())?,
@@ -458,7 +517,10 @@ fn exit_with_stdin() -> Result<(), ServeError> {
         .name("stdin".into())
         .spawn(watch)
         .map(drop)
-        .map_err(|source| ServeError::System { what: "cannot watch stdin", source })
+        .map_err(|source| ServeError::System {
+            what: "cannot watch stdin",
+            source,
+        })
 }
 
 #[cfg(test)]
@@ -481,11 +543,19 @@ mod tests {
             rms_eps: 1e-5,
         };
         let size = |given| pool_size(&model, 1000, given, Some(1 << 20));
-        let fits = |blocks, max_model_len| Ok(PoolSize { blocks, max_model_len });
+        let fits = |blocks, max_model_len| {
+            Ok(PoolSize {
+                blocks,
+                max_model_len,
+            })
+        };
         assert_eq!(size(16_000), fits(16, 256));
         assert_eq!(size(16_999), fits(16, 256));
         assert_eq!(size(200_000), fits(200, 2048));
-        let too_large = PoolSizeError::TooLarge { given: 1 << 21, memory: 1 << 20 };
+        let too_large = PoolSizeError::TooLarge {
+            given: 1 << 21,
+            memory: 1 << 20,
+        };
         assert_eq!(size(1 << 21), Err(too_large));
         let error = size(15_999).expect_err("too small").to_string();
         for part in ["15999", "240 tokens", "16000 bytes", "128000", "2048"] {

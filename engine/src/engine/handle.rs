@@ -157,7 +157,9 @@ pub struct Handle {
 
 impl std::fmt::Debug for Handle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Handle").field("shared", &self.shared).finish_non_exhaustive()
+        f.debug_struct("Handle")
+            .field("shared", &self.shared)
+            .finish_non_exhaustive()
     }
 }
 
@@ -171,7 +173,10 @@ impl Handle {
             draining: AtomicBool::new(false),
             ended: OnceLock::new(),
         };
-        Self { commands, shared: Arc::new(shared) }
+        Self {
+            commands,
+            shared: Arc::new(shared),
+        }
     }
 
     pub(super) fn shared(&self) -> Arc<Shared> {
@@ -194,13 +199,20 @@ impl Handle {
             arrived: Instant::now(),
             place,
         };
-        match self.commands.try_send(Command::Submit(Box::new(submission))) {
+        match self
+            .commands
+            .try_send(Command::Submit(Box::new(submission)))
+        {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => return Err(self.queue_full()),
             Err(TrySendError::Disconnected(_)) => return Err(ended()),
         }
         self.shared.active.send_modify(|active| *active += 1);
-        Ok(Ticket { outputs, cancelled, handle: self.clone() })
+        Ok(Ticket {
+            outputs,
+            cancelled,
+            handle: self.clone(),
+        })
     }
 
     /// Everything held, for a late joiner; `Some(None)` if nothing was ever held, none if the
@@ -246,7 +258,11 @@ impl Handle {
     fn take_place(&self) -> Result<QueuePlace, ApiError> {
         let before = self.shared.queued.fetch_add(1, Ordering::AcqRel);
         let place = QueuePlace(Arc::clone(&self.shared));
-        if before >= self.shared.queue_max { Err(self.queue_full()) } else { Ok(place) }
+        if before >= self.shared.queue_max {
+            Err(self.queue_full())
+        } else {
+            Ok(place)
+        }
     }
 
     fn queue_full(&self) -> ApiError {

@@ -34,7 +34,8 @@ use handle::{Command, Submission};
 use sequence::{After, Sequence};
 
 /// Runs a batch; a closure over the model, so that tests can break it.
-pub type Forward = Box<dyn FnMut(&[SeqInput<'_>], &mut Vec<f32>) -> Result<(), ForwardError> + Send>;
+pub type Forward =
+    Box<dyn FnMut(&[SeqInput<'_>], &mut Vec<f32>) -> Result<(), ForwardError> + Send>;
 
 /// The bytes of a token.
 pub type TokenBytes = Box<dyn Fn(u32) -> Vec<u8> + Send>;
@@ -75,7 +76,9 @@ pub fn start(parts: Parts) -> std::io::Result<(Handle, JoinHandle<()>)> {
         });
         engine.run(&commands);
     };
-    let thread = std::thread::Builder::new().name("engine".into()).spawn(run)?;
+    let thread = std::thread::Builder::new()
+        .name("engine".into())
+        .spawn(run)?;
     Ok((handle, thread))
 }
 
@@ -132,7 +135,9 @@ impl Engine {
     /// Takes every command there is; waits for one if there is nothing to do.
     fn take_commands(&mut self, commands: &Receiver<Command>) -> Next {
         if self.waiting.is_empty() && self.running.is_empty() {
-            let Ok(command) = commands.recv() else { return Next::Stop };
+            let Ok(command) = commands.recv() else {
+                return Next::Stop;
+            };
             if self.take(command) == Next::Stop {
                 return Next::Stop;
             }
@@ -175,7 +180,10 @@ impl Engine {
         if !chunks.is_empty() {
             let outcome = self.forward(&chunks);
             self.settle(&chunks, outcome);
-            self.parts.metrics.step_seconds.observe(started.elapsed().as_secs_f64());
+            self.parts
+                .metrics
+                .step_seconds
+                .observe(started.elapsed().as_secs_f64());
         }
         self.publish();
     }
@@ -188,7 +196,8 @@ impl Engine {
             gone.extend(left);
             self.waiting = stay;
         }
-        gone.into_iter().for_each(|sequence| self.end(sequence, Ending::Cancelled));
+        gone.into_iter()
+            .for_each(|sequence| self.end(sequence, Ending::Cancelled));
     }
 
     /// Lets waiting sequences join, first come first served: a later, smaller one never overtakes.
@@ -215,7 +224,9 @@ impl Engine {
             if !may_join(&needs, available, self.outstanding(), self.running.len()) {
                 return;
             }
-            let Some(mut sequence) = self.waiting.pop_front() else { return };
+            let Some(mut sequence) = self.waiting.pop_front() else {
+                return;
+            };
             let table = BlockTable::claim(&mut self.pool, sequence.job.scope.clone(), &chain);
             sequence.join(table, &self.parts.metrics);
             self.running.push(sequence);
@@ -231,7 +242,10 @@ impl Engine {
                 held: 0,
                 idle: 0,
             };
-            let has = sequence.table.as_ref().map_or(0, |table| table.blocks().len());
+            let has = sequence
+                .table
+                .as_ref()
+                .map_or(0, |table| table.blocks().len());
             needs.promised().saturating_sub(has)
         };
         self.running.iter().map(missing).sum()
@@ -245,7 +259,10 @@ impl Engine {
         let mut next = 0;
         while let Some(chunk) = chunks.get(next).copied() {
             let sequence = &mut self.running[chunk.index];
-            let table = sequence.table.as_mut().expect("a running sequence has a table");
+            let table = sequence
+                .table
+                .as_mut()
+                .expect("a running sequence has a table");
             match table.grow(&mut self.pool, sequence.computed + chunk.tokens) {
                 Ok(()) => next += 1,
                 Err(PoolFull) => {
@@ -259,7 +276,11 @@ impl Engine {
 
     fn preempt(&mut self) {
         // The oldest sequence fits alone, so it never finds the pool full while it runs alone.
-        assert!(self.running.len() > 1, "one sequence must fit the pool of {}", self.pool.capacity());
+        assert!(
+            self.running.len() > 1,
+            "one sequence must fit the pool of {}",
+            self.pool.capacity()
+        );
         let mut victim = self.running.pop().expect("more than one runs");
         if let Some(table) = victim.table.take() {
             table.release(&mut self.pool);
@@ -270,16 +291,26 @@ impl Engine {
     }
 
     fn forward(&mut self, chunks: &[Chunk]) -> Result<(), ApiError> {
-        let Self { parts, running, logits, .. } = self;
+        let Self {
+            parts,
+            running,
+            logits,
+            ..
+        } = self;
         let inputs: Vec<_> = chunks.iter().map(|chunk| input(running, chunk)).collect();
         let rows = chunks.iter().filter(|chunk| chunk.samples).count();
         let tokens: usize = chunks.iter().map(|chunk| chunk.tokens).sum();
         match catch_unwind(AssertUnwindSafe(|| (parts.forward)(&inputs, logits))) {
-            Err(panic) => Err(ApiError::internal(format!("forward panicked: {}", said(&*panic)))),
+            Err(panic) => Err(ApiError::internal(format!(
+                "forward panicked: {}",
+                said(&*panic)
+            ))),
             Ok(Err(error)) => Err(ApiError::internal(format!("forward failed: {error}"))),
             Ok(Ok(())) if logits.len() != rows * parts.vocab => {
                 let found = logits.len();
-                Err(ApiError::internal(format!("forward gave {found} logits for {rows} rows")))
+                Err(ApiError::internal(format!(
+                    "forward gave {found} logits for {rows} rows"
+                )))
             }
             Ok(Ok(())) => {
                 parts.metrics.computed_tokens.inc_by(tokens as u64);
@@ -330,13 +361,18 @@ impl Engine {
         let mut sampled = None;
         if chunk.samples {
             // Sampled before anything is published: what a broken pass computed is not kept.
-            let row = rows.next().expect("rows were counted after the forward pass");
+            let row = rows
+                .next()
+                .expect("rows were counted after the forward pass");
             let position = sequence.tokens.len() as u64;
             let token = self.sampler.sample(row, &sequence.job.sampling, position);
             sampled = Some(token.map_err(|error| ApiError::internal(error.to_string()))?);
         }
         sequence.computed = upto;
-        let table = sequence.table.as_mut().expect("a running sequence has a table");
+        let table = sequence
+            .table
+            .as_mut()
+            .expect("a running sequence has a table");
         table.publish(&mut self.pool, &sequence.tokens[..upto]);
         Ok(match sampled {
             Some(token) => {
@@ -364,14 +400,21 @@ impl Engine {
         metrics.running.set(self.running.len() as i64);
         metrics.waiting.set(self.waiting.len() as i64);
         metrics.kv_blocks_held.set(self.pool.held() as i64);
-        metrics.kv_blocks_published.set(self.pool.published() as i64);
-        metrics.kv_usage.set(self.pool.held() as f64 / self.pool.capacity().max(1) as f64);
+        metrics
+            .kv_blocks_published
+            .set(self.pool.published() as i64);
+        metrics
+            .kv_usage
+            .set(self.pool.held() as f64 / self.pool.capacity().max(1) as f64);
     }
 }
 
 fn input<'a>(running: &'a [Sequence], chunk: &Chunk) -> SeqInput<'a> {
     let sequence = &running[chunk.index];
-    let table = sequence.table.as_ref().expect("a running sequence has a table");
+    let table = sequence
+        .table
+        .as_ref()
+        .expect("a running sequence has a table");
     SeqInput {
         tokens: &sequence.tokens[sequence.computed..sequence.computed + chunk.tokens],
         start: sequence.computed,
@@ -383,7 +426,8 @@ fn input<'a>(running: &'a [Sequence], chunk: &Chunk) -> SeqInput<'a> {
 /// What a panic said.
 fn said(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
 }
 
 #[cfg(test)]

@@ -49,7 +49,13 @@ pub(super) enum After {
 
 impl Sequence {
     pub(super) fn new(submission: Submission) -> Self {
-        let Submission { mut job, outputs, cancelled, arrived, place } = submission;
+        let Submission {
+            mut job,
+            outputs,
+            cancelled,
+            arrived,
+            place,
+        } = submission;
         let text = TextStream::new(std::mem::take(&mut job.stops));
         Self {
             tokens: job.prompt.clone(),
@@ -68,7 +74,10 @@ impl Sequence {
     }
 
     pub(super) fn progress(&self) -> Progress {
-        Progress { known: self.tokens.len(), computed: self.computed }
+        Progress {
+            known: self.tokens.len(),
+            computed: self.computed,
+        }
     }
 
     pub(super) fn output_tokens(&self) -> usize {
@@ -105,7 +114,11 @@ impl Sequence {
         self.clock_token(metrics);
         let output_tokens = self.output_tokens();
         let stop_token = self.job.stop_tokens.contains(&token);
-        let visible = if stop_token { Default::default() } else { self.text.push(bytes) };
+        let visible = if stop_token {
+            Default::default()
+        } else {
+            self.text.push(bytes)
+        };
         let ending = if stop_token || visible.stopped {
             Some(Ending::Stop)
         } else {
@@ -113,13 +126,20 @@ impl Sequence {
         };
         let mut text = visible.text;
         let Some(ending) = ending else {
-            self.send(Output::Text { text, output_tokens });
+            self.send(Output::Text {
+                text,
+                output_tokens,
+            });
             return After::GoesOn;
         };
         if !visible.stopped {
             text += &self.text.finish();
         }
-        self.send(Output::Done { text, ending, usage: self.usage() });
+        self.send(Output::Done {
+            text,
+            ending,
+            usage: self.usage(),
+        });
         After::Ended(ending)
     }
 
@@ -160,7 +180,9 @@ impl Sequence {
                 self.first_token_s = Some(seconds);
                 metrics.time_to_first_token.observe(seconds);
             }
-            Some(before) => metrics.inter_token_latency.observe((now - before).as_secs_f64()),
+            Some(before) => metrics
+                .inter_token_latency
+                .observe((now - before).as_secs_f64()),
         }
         self.last_token = Some(now);
     }

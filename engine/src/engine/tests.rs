@@ -1,0 +1,432 @@
+//! The step loop over a forward pass that remembers what was written into which block.
+//!
+//! It checks every read: a sequence must find its own tokens in its own blocks at every position.
+//! The next token is a hash of all of them, so an answer is right only if every block it was
+//! computed from was. Catches blocks that are shared wrongly, reused too early, lost at a
+//! preemption, or published with other content than their hash says.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+use cache_index::block::{BLOCK_TOKENS, Namespace, creditable_blocks, hash_chain};
+
+use super::{Forward, Handle, Job, Output, Parts, Ticket, Usage, start};
+use crate::error::Kind;
+use crate::kv::table::Scope;
+use crate::metrics::{Ending, Metrics};
+use crate::model::{ForwardError, SeqInput};
+use crate::sample::Sampling;
+
+const VOCAB: usize = 64;
+/// Prompts with these tokens break the forward pass.
+const PANICS: u32 = 63;
+const NOT_A_NUMBER: u32 = 62;
+const REFUSED: u32 = 61;
+/// Tokens below this are ordinary.
+const ORDINARY: usize = 60;
+
+/// What the model says after these tokens.
+fn next_token(tokens: impl Iterator<Item = u32>) -> u32 {
+    let hash = tokens.fold(17_u64, |hash, token| {
+        (hash ^ u64::from(token))
+            .wrapping_mul(0x0100_0000_01b3)
+            .rotate_left(23)
+    });
+    (hash % ORDINARY as u64) as u32
+}
+
+fn answer(prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut tokens = prompt.to_vec();
+    for _ in 0..count {
+        tokens.push(next_token(tokens.iter().copied()));
+    }
+    tokens.split_off(prompt.len())
+}
+
+/// Lets a test hold the engine inside a forward pass.
+#[derive(Default)]
+struct Gate {
+    closed: Mutex<bool>,
+    changed: Condvar,
+    passes: AtomicUsize,
+}
+
+impl Gate {
+    fn set_closed(&self, closed: bool) {
+        *self.closed.lock().unwrap() = closed;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        self.passes.fetch_add(1, Ordering::SeqCst);
+        let closed = self.closed.lock().unwrap();
+        drop(self.changed.wait_while(closed, |closed| *closed).unwrap());
+    }
+}
+
+fn forward(blocks: usize, gate: Arc<Gate>) -> Forward {
+    let mut memory = vec![[None; BLOCK_TOKENS]; blocks];
+    Box::new(move |batch: &[SeqInput<'_>], logits: &mut Vec<f32>| {
+        gate.pass();
+        logits.clear();
+        for sequence in batch {
+            let end = sequence.start + sequence.tokens.len();
+            assert!(
+                sequence.blocks.len() * BLOCK_TOKENS >= end,
+                "blocks cover the tokens"
+            );
+            assert!(!sequence.tokens.contains(&PANICS), "broken on purpose");
+            if sequence.tokens.contains(&REFUSED) {
+                return Err(ForwardError::Empty { sequence: 0 });
+            }
+            for (position, token) in (sequence.start..).zip(sequence.tokens) {
+                let block = sequence.blocks[position / BLOCK_TOKENS].0 as usize;
+                memory[block][position % BLOCK_TOKENS] = Some(*token);
+            }
+            if sequence.logits_last == 0 {
+                continue;
+            }
+            let read = (0..end).map(|position| {
+                let block = sequence.blocks[position / BLOCK_TOKENS].0 as usize;
+                memory[block][position % BLOCK_TOKENS].expect("a position that was computed")
+            });
+            let mut row = [0.0; VOCAB];
+            row[next_token(read) as usize] = 1.0;
+            if sequence.tokens.contains(&NOT_A_NUMBER) {
+                row[5] = f32::NAN;
+            }
+            logits.extend(row);
+        }
+        Ok(())
+    })
+}
+
+struct Bench {
+    handle: Handle,
+    metrics: Arc<Metrics>,
+    gate: Arc<Gate>,
+    thread: JoinHandle<()>,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Bench {
+    fn new(kv_blocks: u32, step_tokens: usize, queue_max: usize) -> Self {
+        let metrics = Arc::new(Metrics::new("m", kv_blocks as usize));
+        let gate = Arc::new(Gate::default());
+        let parts = Parts {
+            forward: forward(kv_blocks as usize, Arc::clone(&gate)),
+            token_bytes: Box::new(|id| format!("{id} ").into_bytes()),
+            vocab: VOCAB,
+            kv_blocks,
+            step_tokens,
+            queue_max,
+            metrics: Arc::clone(&metrics),
+            events: None,
+        };
+        let (handle, thread) = start(parts).expect("a thread");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        Self {
+            handle,
+            metrics,
+            gate,
+            thread,
+            runtime: runtime.expect("a runtime"),
+        }
+    }
+
+    fn submit(&self, prompt: &[u32], output_max: usize) -> Ticket {
+        self.handle
+            .submit(job(prompt, output_max, None))
+            .expect("the queue has room")
+    }
+
+    fn wait(&self, mut ticket: Ticket) -> Result<(Vec<u32>, Ending, Usage), Kind> {
+        let mut text = String::new();
+        loop {
+            match self
+                .runtime
+                .block_on(ticket.next())
+                .expect("the engine lives")
+            {
+                Output::Joined { .. } => {}
+                Output::Text { text: more, .. } => text += &more,
+                Output::Done {
+                    text: more,
+                    ending,
+                    usage,
+                } => {
+                    text += &more;
+                    let tokens = text.split_whitespace().map(|id| id.parse().expect("an id"));
+                    return Ok((tokens.collect(), ending, usage));
+                }
+                Output::Failed(error) => return Err(error.kind),
+            }
+        }
+    }
+
+    /// Waits for the engine to come to rest, then checks that nothing is held.
+    fn end(self) {
+        self.runtime.block_on(self.handle.idle());
+        self.handle.stop();
+        self.thread
+            .join()
+            .expect("the engine's thread ended in order");
+        assert_eq!(
+            self.metrics.kv_blocks_held.get(),
+            0,
+            "every block was given back"
+        );
+        assert_eq!(
+            (self.metrics.running.get(), self.metrics.waiting.get()),
+            (0, 0)
+        );
+    }
+}
+
+fn job(prompt: &[u32], output_max: usize, salt: Option<&str>) -> Job {
+    let namespace = Namespace::new("m", None, salt);
+    let mut chain = hash_chain(&namespace, prompt);
+    chain.truncate(creditable_blocks(prompt.len()));
+    Job {
+        request_id: Arc::from("r"),
+        prompt: prompt.to_vec(),
+        chain,
+        scope: Scope {
+            namespace,
+            salt: salt.map(Arc::from),
+        },
+        output_max,
+        sampling: Sampling::GREEDY,
+        stops: Vec::new(),
+        stop_tokens: Vec::new(),
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963);
+        (self.0 >> 33) as usize % bound
+    }
+
+    fn tokens(&mut self, count: usize) -> Vec<u32> {
+        (0..count).map(|_| self.below(ORDINARY) as u32).collect()
+    }
+}
+
+#[test]
+fn cached_tokens_are_exact_over_turns() {
+    let bench = Bench::new(4096, 64, 8);
+    let mut random = Random(3);
+    let mut computed: Vec<Vec<u32>> = Vec::new();
+    let mut conversation = random.tokens(100);
+    for _turn in 0..40 {
+        if random.below(8) == 0 && !computed.is_empty() {
+            // A new conversation that branches off an old one somewhere.
+            let old = computed[random.below(computed.len())].clone();
+            conversation = old[..random.below(old.len())].to_vec();
+        }
+        let count = 1 + random.below(50);
+        conversation.extend(random.tokens(count));
+        let output = 1 + random.below(40);
+        let shared = |held: &Vec<u32>| {
+            held.iter()
+                .zip(&conversation)
+                .take_while(|(a, b)| a == b)
+                .count()
+                / BLOCK_TOKENS
+        };
+        let longest = computed.iter().map(shared).max().unwrap_or(0);
+        let expected = 16 * longest.min((conversation.len() - 1) / 16);
+        let (tokens, ending, usage) = bench.wait(bench.submit(&conversation, output)).expect("ok");
+        assert_eq!(tokens, answer(&conversation, output));
+        assert_eq!(ending, Ending::Length);
+        let prompt_tokens = conversation.len();
+        let expected = Usage {
+            prompt_tokens,
+            cached_tokens: expected,
+            output_tokens: output,
+        };
+        assert_eq!(usage, expected);
+        conversation.extend(&tokens);
+        // The last token was sampled but never computed.
+        computed.push(conversation[..conversation.len() - 1].to_vec());
+    }
+    bench.end();
+}
+
+#[test]
+fn a_pool_for_few_serves_many_and_cancels_cost_nothing() {
+    for seed in 0..6 {
+        let mut random = Random(seed);
+        // The longest request has 150 + 60 tokens: 14 blocks must hold it alone.
+        let bench = Bench::new(14 + random.below(30) as u32, 16 + random.below(64), 1000);
+        let shared = random.tokens(64);
+        let mut tickets = Vec::new();
+        for _ in 0..120 {
+            let mut prompt = shared[..random.below(2) * random.below(64)].to_vec();
+            let count = 1 + random.below(150 - prompt.len());
+            prompt.extend(random.tokens(count));
+            let output = 1 + random.below(60);
+            tickets.push((bench.submit(&prompt, output), prompt, output));
+            if random.below(3) == 0 {
+                drop(tickets.swap_remove(random.below(tickets.len())));
+            }
+        }
+        for (ticket, prompt, output) in tickets {
+            let (tokens, ..) = bench.wait(ticket).expect("it finishes");
+            assert_eq!(tokens, answer(&prompt, output), "seed {seed}");
+        }
+        bench.end();
+    }
+}
+
+#[test]
+fn a_preempted_answer_is_the_same_and_its_bill_too() {
+    // Two are promised 18 blocks each, for their prompts and the first 256 tokens of the answers,
+    // and need 20 each in the end.
+    let bench = Bench::new(37, 64, 100);
+    let mut random = Random(11);
+    bench.gate.set_closed(true);
+    let prompts: Vec<_> = (0..6).map(|_| random.tokens(20)).collect();
+    let tickets: Vec<_> = prompts
+        .iter()
+        .map(|prompt| bench.submit(prompt, 290))
+        .collect();
+    bench.gate.set_closed(false);
+    for (ticket, prompt) in tickets.into_iter().zip(&prompts) {
+        let (tokens, _, usage) = bench.wait(ticket).expect("it finishes");
+        assert_eq!(tokens, answer(prompt, 290));
+        let expected = Usage {
+            prompt_tokens: 20,
+            cached_tokens: 0,
+            output_tokens: 290,
+        };
+        assert_eq!(usage, expected, "cached tokens are those of the first join");
+    }
+    assert!(bench.metrics.preemptions.get() > 0, "the test preempts");
+    bench.end();
+}
+
+#[test]
+fn salts_share_nothing() {
+    let bench = Bench::new(64, 64, 8);
+    let prompt = Random(1).tokens(100);
+    for (salt, cached_tokens) in [(None, 0), (Some("a"), 0), (Some("b"), 0), (Some("a"), 96)] {
+        let ticket = bench.handle.submit(job(&prompt, 1, salt)).expect("room");
+        let (_, _, usage) = bench.wait(ticket).expect("ok");
+        assert_eq!(usage.cached_tokens, cached_tokens, "{salt:?}");
+    }
+    bench.end();
+}
+
+#[test]
+fn a_broken_pass_fails_its_own_requests_only() {
+    let bench = Bench::new(64, 64, 8);
+    for broken in [PANICS, NOT_A_NUMBER, REFUSED] {
+        let mut prompt = Random(u64::from(broken)).tokens(40);
+        prompt.push(broken);
+        assert_eq!(
+            bench.wait(bench.submit(&prompt, 5)),
+            Err(Kind::Internal),
+            "token {broken}"
+        );
+        let fine = Random(9).tokens(40);
+        let (tokens, ..) = bench
+            .wait(bench.submit(&fine, 5))
+            .expect("the loop goes on");
+        assert_eq!(tokens, answer(&fine, 5));
+    }
+    bench.end();
+}
+
+#[test]
+fn a_full_queue_and_a_drain_refuse_with_a_reason() {
+    let bench = Bench::new(64, 64, 2);
+    bench.gate.set_closed(true);
+    let running = bench.submit(&[1], 3);
+    while bench.gate.passes.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    let queued = [bench.submit(&[2], 3), bench.submit(&[3], 3)];
+    let refused = bench
+        .handle
+        .submit(job(&[4], 3, None))
+        .expect_err("the queue is full");
+    assert_eq!(
+        (refused.kind, refused.code),
+        (Kind::Overloaded, "queue_full")
+    );
+    assert!(refused.retry_after_s().is_some());
+    let [cancelled, kept] = queued;
+    drop(cancelled);
+    bench.handle.drain();
+    let refused = bench
+        .handle
+        .submit(job(&[4], 3, None))
+        .expect_err("it drains");
+    assert_eq!(refused.code, "node_draining");
+    bench.gate.set_closed(false);
+    for ticket in [running, kept] {
+        assert_eq!(
+            bench.wait(ticket).expect("a drain lets it finish").0.len(),
+            3
+        );
+    }
+    bench.end();
+}
+
+#[test]
+fn cancelled_work_is_cached_work() {
+    let bench = Bench::new(64, 16, 8);
+    let prompt = Random(5).tokens(100);
+    bench.gate.set_closed(true);
+    let ticket = bench.submit(&prompt, 50);
+    while bench.gate.passes.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    // The first chunk is being computed; the request goes away meanwhile.
+    drop(ticket);
+    bench.gate.set_closed(false);
+    let (_, _, usage) = bench.wait(bench.submit(&prompt, 1)).expect("ok");
+    assert_eq!(usage.cached_tokens, 16, "what was computed stays");
+    bench.end();
+}
+
+#[test]
+fn stop_tokens_and_stop_strings_end_an_answer() {
+    let bench = Bench::new(64, 64, 8);
+    let prompt = Random(2).tokens(30);
+    let full = answer(&prompt, 20);
+    let third = full[2];
+    let first_third = full
+        .iter()
+        .position(|token| *token == third)
+        .expect("it is there");
+    let mut by_token = job(&prompt, 20, None);
+    by_token.stop_tokens = vec![third];
+    let (tokens, ending, usage) = bench
+        .wait(bench.handle.submit(by_token).expect("room"))
+        .expect("ok");
+    assert_eq!((&tokens[..], ending), (&full[..first_third], Ending::Stop));
+    assert_eq!(
+        usage.output_tokens,
+        first_third + 1,
+        "the stop token was produced too"
+    );
+    let mut by_text = job(&prompt, 20, None);
+    by_text.stops = vec![format!("{} {}", full[4], full[5])];
+    let (tokens, ending, usage) = bench
+        .wait(bench.handle.submit(by_text).expect("room"))
+        .expect("ok");
+    assert_eq!((&tokens[..], ending), (&full[..4], Ending::Stop));
+    assert_eq!(usage.output_tokens, 6);
+    bench.end();
+}

@@ -55,7 +55,12 @@ impl EventLog {
     /// An empty log of at most `batches_max` batches, for one life of the process.
     pub fn new(boot_id: String, batches_max: usize) -> Self {
         let inner = Mutex::new(Inner::default());
-        Self { boot_id, batches_max, inner, appended: Notify::new() }
+        Self {
+            boot_id,
+            batches_max,
+            inner,
+            appended: Notify::new(),
+        }
     }
 
     /// Appends one step's changes as one batch; nothing if nothing changed.
@@ -73,7 +78,10 @@ impl EventLog {
         };
         let seq = inner.next_seq;
         inner.next_seq += 1;
-        inner.batches.push_back(Numbered { seq, payload: encode_batch(&batch).into() });
+        inner.batches.push_back(Numbered {
+            seq,
+            payload: encode_batch(&batch).into(),
+        });
         if inner.batches.len() > self.batches_max {
             inner.batches.pop_front();
         }
@@ -88,20 +96,32 @@ impl EventLog {
         let seq = inner.next_seq.checked_sub(1)?;
         let stored = runs.iter().map(|run| stored_event(run)).collect();
         let batch = EventBatch::snapshot(inner.advance_clock(), &self.boot_id, stored);
-        Some(Numbered { seq, payload: encode_batch(&batch).into() })
+        Some(Numbered {
+            seq,
+            payload: encode_batch(&batch).into(),
+        })
     }
 
     /// The batches from `seq` on that are still here, at most `count` of them.
     pub fn from(&self, seq: u64, count: usize) -> Vec<Numbered> {
         let inner = self.lock();
         let skip = inner.batches.partition_point(|batch| batch.seq < seq);
-        inner.batches.iter().skip(skip).take(count).cloned().collect()
+        inner
+            .batches
+            .iter()
+            .skip(skip)
+            .take(count)
+            .cloned()
+            .collect()
     }
 
     /// Whether every batch from `seq` on is still here (true also for numbers yet to come).
     pub fn reaches(&self, seq: u64) -> bool {
         let inner = self.lock();
-        let oldest = inner.batches.front().map_or(inner.next_seq, |batch| batch.seq);
+        let oldest = inner
+            .batches
+            .front()
+            .map_or(inner.next_seq, |batch| batch.seq);
         oldest <= seq
     }
 
@@ -113,7 +133,9 @@ impl EventLog {
 
 impl Inner {
     fn advance_clock(&mut self) -> f64 {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         self.timestamp = now.as_secs_f64().max(self.timestamp);
         self.timestamp
     }
@@ -133,7 +155,11 @@ fn events_of(changes: &[Change]) -> Vec<KvEvent> {
 fn event_of(changes: &[Change]) -> KvEvent {
     let removed: Vec<_> = changes.iter().filter_map(removed_hash).collect();
     if !removed.is_empty() {
-        return KvEvent::Removed { block_hashes: removed, medium: None, group_idx: None };
+        return KvEvent::Removed {
+            block_hashes: removed,
+            medium: None,
+            group_idx: None,
+        };
     }
     let stored = changes.iter().filter_map(|change| match change {
         Change::Stored(stored) => Some(stored.clone()),
@@ -158,9 +184,15 @@ fn stored_event(run: &[Stored]) -> KvEvent {
         _ => ExtraKeys::none(),
     };
     KvEvent::Stored {
-        block_hashes: run.iter().map(|stored| engine_hash(stored.content.hash)).collect(),
+        block_hashes: run
+            .iter()
+            .map(|stored| engine_hash(stored.content.hash))
+            .collect(),
         parent: first.parent_hash.map(engine_hash),
-        token_ids: run.iter().flat_map(|stored| stored.content.tokens).collect(),
+        token_ids: run
+            .iter()
+            .flat_map(|stored| stored.content.tokens)
+            .collect(),
         block_size: BLOCK_TOKENS,
         medium: None,
         lora_name: None,

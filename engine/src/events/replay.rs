@@ -51,7 +51,10 @@ pub async fn run(socket: RouterSocket, replay: Replay) -> ZmqError {
         };
         let (replay, sender) = (Arc::clone(&replay), sender.clone());
         tokio::spawn(async move {
-            let mut peer = Peer { identity: peer, sender };
+            let mut peer = Peer {
+                identity: peer,
+                sender,
+            };
             if let Err(error) = answer(&replay, &mut peer, start).await {
                 tracing::warn!(start, %error, "a replay ended early");
             }
@@ -113,7 +116,8 @@ struct Peer {
 impl Peer {
     async fn send(&mut self, topic: &Bytes, batch: &Numbered) -> Result<(), ReplayError> {
         let seq = Bytes::copy_from_slice(&batch.seq.to_be_bytes());
-        self.frames([topic.clone(), seq, batch.payload.clone()]).await
+        self.frames([topic.clone(), seq, batch.payload.clone()])
+            .await
     }
 
     async fn end(&mut self) -> Result<(), ReplayError> {
@@ -124,8 +128,11 @@ impl Peer {
     async fn frames(&mut self, frames: [Bytes; 3]) -> Result<(), ReplayError> {
         let mut message = ZmqMessage::from(self.identity.clone());
         message.push_back(Bytes::new());
-        frames.into_iter().for_each(|frame| message.push_back(frame));
+        frames
+            .into_iter()
+            .for_each(|frame| message.push_back(frame));
         let sent = tokio::time::timeout(SEND_TIMEOUT, self.sender.send(message)).await;
-        sent.map_err(|_elapsed| ReplayError::Slow)?.map_err(ReplayError::Socket)
+        sent.map_err(|_elapsed| ReplayError::Slow)?
+            .map_err(ReplayError::Socket)
     }
 }

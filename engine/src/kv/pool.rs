@@ -94,7 +94,10 @@ impl Pool {
 
     /// Takes the leading held blocks of a chain into use.
     pub fn acquire(&mut self, chain: &[BlockHash]) -> Vec<BlockId> {
-        let found: Vec<_> = chain.iter().map_while(|hash| self.prefix.find(*hash)).collect();
+        let found: Vec<_> = chain
+            .iter()
+            .map_while(|hash| self.prefix.find(*hash))
+            .collect();
         for block in &found {
             self.add_user(*block);
         }
@@ -119,7 +122,11 @@ impl Pool {
     /// caller's is given back and that one returned in its place: equal hashes mean equal
     /// prefixes, and the forward pass gives equal prefixes equal bits.
     pub fn publish(&mut self, block: BlockId, content: Content) -> BlockId {
-        assert_eq!(self.state(block), State::Private, "only a private block is published");
+        assert_eq!(
+            self.state(block),
+            State::Private,
+            "only a private block is published"
+        );
         if let Some(held) = self.prefix.find(content.hash) {
             self.add_user(held);
             self.free_private(block);
@@ -128,7 +135,10 @@ impl Pool {
         let parent_hash = content.parent.map(|parent| self.published_hash(parent));
         self.prefix.insert(block, content.clone());
         self.states[block.0 as usize] = State::Published { users: 1 };
-        self.changes.push(Change::Stored(Stored { content, parent_hash }));
+        self.changes.push(Change::Stored(Stored {
+            content,
+            parent_hash,
+        }));
         block
     }
 
@@ -159,11 +169,22 @@ impl Pool {
     /// Everything that can be found, a parent before its children, as runs of one chain each.
     pub fn snapshot(&self) -> Vec<Vec<Stored>> {
         let stored = |block: &BlockId| {
-            let content = self.prefix.content(*block).expect("runs name published blocks").clone();
+            let content = self
+                .prefix
+                .content(*block)
+                .expect("runs name published blocks")
+                .clone();
             let parent_hash = content.parent.map(|parent| self.published_hash(parent));
-            Stored { content, parent_hash }
+            Stored {
+                content,
+                parent_hash,
+            }
         };
-        self.prefix.runs().iter().map(|run| run.iter().map(stored).collect()).collect()
+        self.prefix
+            .runs()
+            .iter()
+            .map(|run| run.iter().map(stored).collect())
+            .collect()
     }
 
     /// Panics if the pool contradicts itself. For tests, after every step.
@@ -176,17 +197,33 @@ impl Pool {
         for (id, state) in (0_u32..).zip(&self.states) {
             let block = BlockId(id);
             let content = self.prefix.content(block);
-            assert_eq!(free.binary_search(&block).is_ok(), *state == State::Free, "{block:?}");
+            assert_eq!(
+                free.binary_search(&block).is_ok(),
+                *state == State::Free,
+                "{block:?}"
+            );
             let published = matches!(state, State::Published { .. });
             assert_eq!(content.is_some(), published, "{block:?} is {state:?}");
-            if let (State::Published { users: 1.. }, Some(Content { parent: Some(parent), .. })) =
-                (state, content)
+            if let (
+                State::Published { users: 1.. },
+                Some(Content {
+                    parent: Some(parent),
+                    ..
+                }),
+            ) = (state, content)
             {
                 let above = self.state(*parent);
-                assert!(matches!(above, State::Published { users: 1.. }), "{parent:?} is {above:?}");
+                assert!(
+                    matches!(above, State::Published { users: 1.. }),
+                    "{parent:?} is {above:?}"
+                );
             }
         }
-        let idle = self.states.iter().filter(|s| **s == State::Published { users: 0 }).count();
+        let idle = self
+            .states
+            .iter()
+            .filter(|s| **s == State::Published { users: 0 })
+            .count();
         assert_eq!(idle, self.prefix.idle(), "idle blocks");
     }
 
@@ -210,7 +247,10 @@ impl Pool {
     }
 
     fn published_hash(&self, block: BlockId) -> BlockHash {
-        self.prefix.content(block).expect("a parent is published").hash
+        self.prefix
+            .content(block)
+            .expect("a parent is published")
+            .hash
     }
 }
 

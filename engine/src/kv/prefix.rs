@@ -49,7 +49,12 @@ impl PrefixIndex {
     /// An empty index over a pool of `blocks`.
     pub fn new(blocks: usize) -> Self {
         let entries = std::iter::repeat_with(|| None).take(blocks).collect();
-        Self { by_hash: HashMap::new(), entries, idle_leaves: BTreeSet::new(), idle: 0 }
+        Self {
+            by_hash: HashMap::new(),
+            entries,
+            idle_leaves: BTreeSet::new(),
+            idle: 0,
+        }
     }
 
     /// The block with this hash, if it is held.
@@ -59,7 +64,10 @@ impl PrefixIndex {
 
     /// The content of a published block.
     pub fn content(&self, block: BlockId) -> Option<&Content> {
-        self.entries.get(block.0 as usize)?.as_ref().map(|entry| &entry.content)
+        self.entries
+            .get(block.0 as usize)?
+            .as_ref()
+            .map(|entry| &entry.content)
     }
 
     /// Blocks that are published and used by nobody; all of them can be evicted, leaf by leaf.
@@ -91,7 +99,11 @@ impl PrefixIndex {
         }
         let slot = &mut self.entries[block.0 as usize];
         assert!(slot.is_none(), "block {} published twice", block.0);
-        *slot = Some(Entry { content, children: 0, idle_since: None });
+        *slot = Some(Entry {
+            content,
+            children: 0,
+            idle_since: None,
+        });
     }
 
     /// Notes that nobody uses a published block any more.
@@ -137,7 +149,10 @@ impl PrefixIndex {
     pub fn runs(&self) -> Vec<Vec<BlockId>> {
         let mut children: HashMap<Option<BlockId>, Vec<BlockId>> = HashMap::new();
         for (block, entry) in self.published() {
-            children.entry(entry.content.parent).or_default().push(block);
+            children
+                .entry(entry.content.parent)
+                .or_default()
+                .push(block);
         }
         let mut runs = Vec::new();
         let mut starts = children.remove(&None).unwrap_or_default();
@@ -163,9 +178,16 @@ impl PrefixIndex {
         let mut children = vec![0_u32; self.entries.len()];
         let mut idle = 0;
         for (block, entry) in self.published() {
-            assert_eq!(self.by_hash.get(&entry.content.hash), Some(&block), "hash of {block:?}");
+            assert_eq!(
+                self.by_hash.get(&entry.content.hash),
+                Some(&block),
+                "hash of {block:?}"
+            );
             if let Some(parent) = entry.content.parent {
-                assert!(self.content(parent).is_some(), "{block:?} outlived its parent");
+                assert!(
+                    self.content(parent).is_some(),
+                    "{block:?} outlived its parent"
+                );
                 children[parent.0 as usize] += 1;
             }
             idle += usize::from(entry.idle_since.is_some());
@@ -173,11 +195,21 @@ impl PrefixIndex {
         for (block, entry) in self.published() {
             let expected = children[block.0 as usize];
             assert_eq!(entry.children, expected, "children of {block:?}");
-            let leaf = entry.idle_since.is_some_and(|t| self.idle_leaves.contains(&(t, block)));
-            assert_eq!(leaf, entry.idle_since.is_some() && expected == 0, "leaf {block:?}");
+            let leaf = entry
+                .idle_since
+                .is_some_and(|t| self.idle_leaves.contains(&(t, block)));
+            assert_eq!(
+                leaf,
+                entry.idle_since.is_some() && expected == 0,
+                "leaf {block:?}"
+            );
         }
         assert_eq!(idle, self.idle, "idle blocks");
-        assert_eq!(self.published().count(), self.by_hash.len(), "published blocks");
+        assert_eq!(
+            self.published().count(),
+            self.by_hash.len(),
+            "published blocks"
+        );
     }
 
     fn published(&self) -> impl Iterator<Item = (BlockId, &Entry)> {
@@ -186,7 +218,10 @@ impl PrefixIndex {
     }
 
     fn entry_mut(&mut self, block: BlockId) -> &mut Entry {
-        let slot = self.entries.get_mut(block.0 as usize).and_then(Option::as_mut);
+        let slot = self
+            .entries
+            .get_mut(block.0 as usize)
+            .and_then(Option::as_mut);
         slot.expect("the pool names only published blocks")
     }
 }

@@ -42,7 +42,11 @@ impl BlockTable {
     pub fn claim(pool: &mut Pool, scope: Scope, chain: &[BlockHash]) -> Self {
         let blocks = pool.acquire(chain);
         let hashes = chain[..blocks.len()].to_vec();
-        Self { scope, blocks, hashes }
+        Self {
+            scope,
+            blocks,
+            hashes,
+        }
     }
 
     /// The blocks in order.
@@ -57,7 +61,9 @@ impl BlockTable {
 
     /// Blocks that are missing for the table to cover `tokens`.
     pub fn missing(&self, tokens: usize) -> usize {
-        tokens.div_ceil(BLOCK_TOKENS).saturating_sub(self.blocks.len())
+        tokens
+            .div_ceil(BLOCK_TOKENS)
+            .saturating_sub(self.blocks.len())
     }
 
     /// Grows the table to cover `tokens`. On failure it keeps what it has.
@@ -78,7 +84,12 @@ impl BlockTable {
             let hash = self.scope.namespace.hash(parent_hash, tokens);
             let parent = before.map(|i| self.blocks[i]);
             let salt = self.scope.salt.clone();
-            let content = Content { hash, parent, tokens: *tokens, salt };
+            let content = Content {
+                hash,
+                parent,
+                tokens: *tokens,
+                salt,
+            };
             self.blocks[index] = pool.publish(self.blocks[index], content);
             self.hashes.push(hash);
         }

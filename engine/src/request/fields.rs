@@ -25,33 +25,53 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, ApiError> {
-        let flag = |value: &Value| value.as_bool().ok_or_else(|| wrong(name, "a boolean", value));
+        let flag = |value: &Value| {
+            value
+                .as_bool()
+                .ok_or_else(|| wrong(name, "a boolean", value))
+        };
         self.get(name).map(flag).transpose()
     }
 
     pub(super) fn list(&self, name: &str) -> Result<Option<&'a Vec<Value>>, ApiError> {
-        let list = |value: &'a Value| value.as_array().ok_or_else(|| wrong(name, "an array", value));
+        let list = |value: &'a Value| {
+            value
+                .as_array()
+                .ok_or_else(|| wrong(name, "an array", value))
+        };
         self.get(name).map(list).transpose()
     }
 
     pub(super) fn object(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, ApiError> {
-        let object =
-            |value: &'a Value| value.as_object().ok_or_else(|| wrong(name, "an object", value));
+        let object = |value: &'a Value| {
+            value
+                .as_object()
+                .ok_or_else(|| wrong(name, "an object", value))
+        };
         self.get(name).map(object).transpose()
     }
 
     pub(super) fn number(&self, name: &str, range: (f64, f64)) -> Result<Option<f64>, ApiError> {
-        let Some(value) = self.get(name) else { return Ok(None) };
-        let number = value.as_f64().ok_or_else(|| wrong(name, "a number", value))?;
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        let number = value
+            .as_f64()
+            .ok_or_else(|| wrong(name, "a number", value))?;
         if (range.0..=range.1).contains(&number) {
             return Ok(Some(number));
         }
         let (low, high) = range;
-        Err(ApiError::field(name, format!("`{name}` is {number}; it must be {low} to {high}.")))
+        Err(ApiError::field(
+            name,
+            format!("`{name}` is {number}; it must be {low} to {high}."),
+        ))
     }
 
     pub(super) fn integer(&self, name: &str, least: i64) -> Result<Option<i64>, ApiError> {
-        let Some(value) = self.get(name) else { return Ok(None) };
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
         let integer = value.as_i64().or_else(|| {
             // Past i64 only the size matters, and every bound above is smaller.
             value.as_u64().map(|_| i64::MAX)
@@ -66,7 +86,9 @@ impl<'a> Fields<'a> {
 
     /// An array of token ids below `vocab`.
     pub(super) fn tokens(&self, name: &str, vocab: usize) -> Result<Option<Vec<u32>>, ApiError> {
-        let Some(values) = self.list(name)? else { return Ok(None) };
+        let Some(values) = self.list(name)? else {
+            return Ok(None);
+        };
         token_ids(name, values, vocab).map(Some)
     }
 }

@@ -146,7 +146,9 @@ pub fn parse(body: &[u8], dialect: Dialect, rules: &Rules<'_>) -> Result<Generat
         output_max: output_max(&fields, dialect)?,
         sampling: sampling(&fields, rules)?,
         stops: stops(&fields)?,
-        stop_token_ids: fields.tokens("stop_token_ids", rules.vocab)?.unwrap_or_default(),
+        stop_token_ids: fields
+            .tokens("stop_token_ids", rules.vocab)?
+            .unwrap_or_default(),
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
         delivery: delivery(&fields)?,
         cache_salt: cache_salt(&fields)?,
@@ -156,7 +158,9 @@ pub fn parse(body: &[u8], dialect: Dialect, rules: &Rules<'_>) -> Result<Generat
 fn parse_json(body: &[u8]) -> Result<Value, ApiError> {
     let text = std::str::from_utf8(body).map_err(|error| {
         let at = error.valid_up_to();
-        invalid_json(format!("The body is not UTF-8: the byte at offset {at} begins no character."))
+        invalid_json(format!(
+            "The body is not UTF-8: the byte at offset {at} begins no character."
+        ))
     })?;
     serde_json::from_str(text)
         .map_err(|error| invalid_json(format!("The body is not valid JSON: {error}.")))
@@ -194,7 +198,10 @@ fn tokens_source(name: &str, tokens: Vec<u32>, rules: &Rules<'_>) -> Result<Sour
         return Err(error.with_param(name));
     }
     if tokens.is_empty() {
-        return Err(ApiError::field(name, format!("`{name}` is empty; send at least one token.")));
+        return Err(ApiError::field(
+            name,
+            format!("`{name}` is empty; send at least one token."),
+        ));
     }
     Ok(Source::Tokens(tokens))
 }
@@ -210,7 +217,11 @@ fn chat_source(fields: &Fields<'_>) -> Result<Source, ApiError> {
     }
     let tools = fields.get("tools").cloned();
     let template_kwargs = fields.object("chat_template_kwargs")?.cloned();
-    Ok(Source::Chat { messages, tools, template_kwargs })
+    Ok(Source::Chat {
+        messages,
+        tools,
+        template_kwargs,
+    })
 }
 
 fn text_source(fields: &Fields<'_>, rules: &Rules<'_>) -> Result<Source, ApiError> {
@@ -240,7 +251,10 @@ fn output_max(fields: &Fields<'_>, dialect: Dialect) -> Result<Option<OutputMax>
     match dialect {
         Dialect::Chat => Ok(bound("max_completion_tokens")?.or(older)),
         Dialect::Completions => {
-            let default = OutputMax { tokens: COMPLETION_TOKENS_DEFAULT, field: "max_tokens" };
+            let default = OutputMax {
+                tokens: COMPLETION_TOKENS_DEFAULT,
+                field: "max_tokens",
+            };
             Ok(older.or(Some(default)))
         }
     }
@@ -277,18 +291,29 @@ fn stops(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
         Some(Value::Array(stops)) => {
             let text = |(index, stop): (usize, &Value)| {
                 let param = format!("stop[{index}]");
-                stop.as_str().map(str::to_owned).ok_or_else(|| wrong(&param, "a string", stop))
+                stop.as_str()
+                    .map(str::to_owned)
+                    .ok_or_else(|| wrong(&param, "a string", stop))
             };
-            stops.iter().enumerate().map(text).collect::<Result<_, _>>()?
+            stops
+                .iter()
+                .enumerate()
+                .map(text)
+                .collect::<Result<_, _>>()?
         }
         Some(other) => return Err(wrong("stop", "a string or an array of strings", other)),
     };
     if stops.len() > STOPS_MAX {
-        let message =
-            format!("`stop` has {} strings; at most {STOPS_MAX} are allowed.", stops.len());
+        let message = format!(
+            "`stop` has {} strings; at most {STOPS_MAX} are allowed.",
+            stops.len()
+        );
         return Err(ApiError::field("stop", message));
     }
-    if stops.iter().any(|stop| stop.is_empty() || stop.len() > STOP_BYTES_MAX) {
+    if stops
+        .iter()
+        .any(|stop| stop.is_empty() || stop.len() > STOP_BYTES_MAX)
+    {
         let message = format!("Each string of `stop` must have 1 to {STOP_BYTES_MAX} bytes.");
         return Err(ApiError::field("stop", message));
     }
@@ -306,14 +331,25 @@ fn delivery(fields: &Fields<'_>) -> Result<Delivery, ApiError> {
             }
         };
     }
-    let Some(options) = options else { return Ok(Delivery::Stream(UsageChunks::None)) };
+    let Some(options) = options else {
+        return Ok(Delivery::Stream(UsageChunks::None));
+    };
     let options = Fields(options);
     let named = |error: ApiError| {
-        let param = format!("stream_options.{}", error.param.as_deref().unwrap_or_default());
+        let param = format!(
+            "stream_options.{}",
+            error.param.as_deref().unwrap_or_default()
+        );
         error.with_param(param)
     };
-    let last = options.flag("include_usage").map_err(named)?.unwrap_or(false);
-    let every = options.flag("continuous_usage_stats").map_err(named)?.unwrap_or(false);
+    let last = options
+        .flag("include_usage")
+        .map_err(named)?
+        .unwrap_or(false);
+    let every = options
+        .flag("continuous_usage_stats")
+        .map_err(named)?
+        .unwrap_or(false);
     Ok(Delivery::Stream(match (last, every) {
         (true, true) => UsageChunks::Every,
         (true, false) => UsageChunks::Last,
@@ -322,7 +358,9 @@ fn delivery(fields: &Fields<'_>) -> Result<Delivery, ApiError> {
 }
 
 fn cache_salt(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
-    let Some(salt) = fields.text("cache_salt")? else { return Ok(None) };
+    let Some(salt) = fields.text("cache_salt")? else {
+        return Ok(None);
+    };
     let allowed = |c: char| !matches!(c, '@' | '/' | '\\' | '\0');
     let length = salt.chars().count();
     if (1..=CACHE_SALT_CHARS_MAX).contains(&length) && salt.chars().all(allowed) {

@@ -40,7 +40,12 @@ impl Served {
     /// A model under the id it is served as.
     pub fn new(model_id: Arc<str>, max_model_len: usize, prompts: Arc<PromptBuilder>) -> Self {
         let segments = SegmentCache::new(SEGMENT_CACHE_BYTES_MAX);
-        Self { model_id, max_model_len, prompts, segments }
+        Self {
+            model_id,
+            max_model_len,
+            prompts,
+            segments,
+        }
     }
 
     /// Token ids are below this.
@@ -83,18 +88,27 @@ impl Served {
         let tokens = match source {
             Source::Tokens(tokens) => tokens.clone(),
             Source::Text(text) => self.prompts.completion(text, &self.segments),
-            Source::Chat { messages, tools, template_kwargs } => {
+            Source::Chat {
+                messages,
+                tools,
+                template_kwargs,
+            } => {
                 let input = ChatInput {
                     messages,
                     tools: tools.as_ref(),
                     template_kwargs: template_kwargs.as_ref(),
                     unix_seconds,
                 };
-                self.prompts.chat(&input, &self.segments).map_err(prompt_error)?
+                self.prompts
+                    .chat(&input, &self.segments)
+                    .map_err(prompt_error)?
             }
         };
         if tokens.is_empty() {
-            return Err(ApiError::field("prompt", "The prompt is empty; send some text."));
+            return Err(ApiError::field(
+                "prompt",
+                "The prompt is empty; send some text.",
+            ));
         }
         Ok(tokens)
     }

@@ -18,7 +18,9 @@ const ROWS: [(&str, Neutral); 24] = [
     ("logprobs", |v| v.as_bool() == Some(false)),
     ("top_logprobs", is_zero),
     ("prompt_logprobs", is_zero),
-    ("logit_bias", |v| v.as_object().is_some_and(serde_json::Map::is_empty)),
+    ("logit_bias", |v| {
+        v.as_object().is_some_and(serde_json::Map::is_empty)
+    }),
     ("presence_penalty", is_zero),
     ("frequency_penalty", is_zero),
     ("repetition_penalty", |v| v.as_f64() == Some(1.0)),
@@ -26,11 +28,20 @@ const ROWS: [(&str, Neutral); 24] = [
     ("min_tokens", is_zero),
     ("echo", is_false),
     ("suffix", |v| v.as_str() == Some("")),
-    ("response_format", |v| v.get("type").and_then(Value::as_str) == Some("text")),
-    ("tool_choice", |v| matches!(v.as_str(), Some("auto" | "none"))),
+    ("response_format", |v| {
+        v.get("type").and_then(Value::as_str) == Some("text")
+    }),
+    ("tool_choice", |v| {
+        matches!(v.as_str(), Some("auto" | "none"))
+    }),
     ("functions", is_empty_list),
-    ("function_call", |v| matches!(v.as_str(), Some("auto" | "none"))),
-    ("modalities", |v| v.as_array().is_some_and(|list| list.iter().all(|m| m == "text"))),
+    ("function_call", |v| {
+        matches!(v.as_str(), Some("auto" | "none"))
+    }),
+    ("modalities", |v| {
+        v.as_array()
+            .is_some_and(|list| list.iter().all(|m| m == "text"))
+    }),
     ("audio", never),
     ("prediction", never),
     ("use_beam_search", is_false),
@@ -57,8 +68,12 @@ fn never(_value: &Value) -> bool {
 
 /// Refuses the first option that would change the answer.
 pub(super) fn check(fields: &Fields<'_>) -> Result<(), ApiError> {
-    let asked = ROWS.iter().find(|(name, neutral)| fields.get(name).is_some_and(|v| !neutral(v)));
-    let Some((name, _)) = asked else { return Ok(()) };
+    let asked = ROWS
+        .iter()
+        .find(|(name, neutral)| fields.get(name).is_some_and(|v| !neutral(v)));
+    let Some((name, _)) = asked else {
+        return Ok(());
+    };
     let message = format!(
         "`{name}` is not supported by this engine yet, and ignoring it would change the answer. \
          Leave it out."

@@ -26,16 +26,24 @@ impl NodeToken {
 
 /// Who is asking; an error if a token is configured and not presented.
 pub fn caller(token: Option<&NodeToken>, headers: &HeaderMap) -> Result<Caller, ApiError> {
-    let Some(token) = token else { return Ok(Caller::Anonymous) };
-    let presented = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let Some(token) = token else {
+        return Ok(Caller::Anonymous);
+    };
+    let presented = headers
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok());
     let presented = presented.and_then(|value| {
         let (scheme, presented) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| presented.trim())
+        scheme
+            .eq_ignore_ascii_case("bearer")
+            .then(|| presented.trim())
     });
     match presented {
         Some(presented) if token.matches(presented) => Ok(Caller::TokenHolder),
         Some(_) => Err(refused("The node token is wrong.")),
-        None => Err(refused("This node wants its token: send `Authorization: Bearer <token>`.")),
+        None => Err(refused(
+            "This node wants its token: send `Authorization: Bearer <token>`.",
+        )),
     }
 }
 

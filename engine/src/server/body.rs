@@ -12,9 +12,9 @@ use crate::error::{ApiError, Kind};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadLimits {
     /// Bytes of a body.
-    pub body_bytes_max: usize,
+    pub(super) body_bytes_max: usize,
     /// How long a client may send nothing; ten times that is all it has for the whole body.
-    pub idle: Duration,
+    pub(super) idle: Duration,
 }
 
 /// Reads the whole body.
@@ -36,7 +36,9 @@ async fn read_frames(mut body: Incoming, limits: &ReadLimits) -> Result<Bytes, A
             Some(Ok(frame)) => frame,
             Some(Err(error)) => return Err(cut(&error)),
         };
-        let Ok(data) = frame.into_data() else { continue };
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
         if whole.len() + data.len() > limits.body_bytes_max {
             return Err(too_large(limits));
         }
@@ -50,8 +52,10 @@ fn too_large(limits: &ReadLimits) -> ApiError {
 }
 
 fn too_slow(limit: Duration) -> ApiError {
-    let message =
-        format!("The body did not arrive within {} s. Send it faster.", limit.as_secs_f64());
+    let message = format!(
+        "The body did not arrive within {} s. Send it faster.",
+        limit.as_secs_f64()
+    );
     ApiError::new(Kind::TooSlow, "request_timeout", message)
 }
 

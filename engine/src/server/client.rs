@@ -52,7 +52,7 @@ const LINGER: Duration = Duration::from_secs(2);
 
 impl Client {
     /// Takes over an accepted connection.
-    pub fn new(stream: TcpStream) -> Self {
+    pub(super) fn new(stream: TcpStream) -> Self {
         Self {
             stream,
             writing: AtomicBool::new(false),
@@ -62,27 +62,27 @@ impl Client {
     }
 
     /// The client's address, where it is still known.
-    pub fn address(&self) -> Option<SocketAddr> {
+    pub(super) fn address(&self) -> Option<SocketAddr> {
         self.stream.peer_addr().ok()
     }
 
     /// Notes that a request's head was read whole.
-    pub fn head_done(&self) {
+    pub(super) fn head_done(&self) {
         self.read_bytes.store(0, Ordering::Relaxed);
     }
 
     /// Whether part of a request's head has come.
-    pub fn in_head(&self) -> bool {
+    pub(super) fn in_head(&self) -> bool {
         self.read_bytes.load(Ordering::Relaxed) > 0
     }
 
     /// Notes that the answer goes out before the request was read whole.
-    pub fn leave_unread(&self) {
+    pub(super) fn leave_unread(&self) {
         self.unread.store(true, Ordering::Relaxed);
     }
 
     /// Waits until the client sends no more, or is gone.
-    pub async fn closed(&self) -> Closed {
+    pub(super) async fn closed(&self) -> Closed {
         let mut byte = [0];
         match self.stream.peek(&mut byte).await {
             Ok(0) => Closed::Half,
@@ -93,14 +93,14 @@ impl Client {
     }
 
     /// Waits until the connection is reset.
-    pub async fn gone(&self) -> Closed {
+    pub(super) async fn gone(&self) -> Closed {
         // An error here means that the runtime shuts down: nobody will be served either.
         let _ = self.stream.ready(Interest::ERROR).await;
         Closed::Gone
     }
 
     /// Waits until the client is known to be gone, probing before the head of an answer.
-    pub async fn gone_before_head(&self, understands_probe: bool) {
+    pub(super) async fn gone_before_head(&self, understands_probe: bool) {
         if self.closed().await == Closed::Half {
             if understands_probe && !self.writing.load(Ordering::Acquire) {
                 let _ = self.stream.try_write(PROBE);
@@ -110,7 +110,7 @@ impl Client {
     }
 
     /// Writes a whole small answer, past hyper; for connections that hyper gave up.
-    pub async fn write_last(&self, bytes: &[u8]) {
+    pub(super) async fn write_last(&self, bytes: &[u8]) {
         let ready = tokio::time::timeout(LINGER, self.stream.writable()).await;
         if matches!(ready, Ok(Ok(()))) {
             let _ = self.stream.try_write(bytes);
@@ -118,8 +118,10 @@ impl Client {
     }
 
     /// Closes the connection; after an early refusal not before the client had time to read it.
-    pub async fn close(self) {
-        let Self { mut stream, unread, .. } = self;
+    pub(super) async fn close(self) {
+        let Self {
+            mut stream, unread, ..
+        } = self;
         if !unread.into_inner() || stream.shutdown().await.is_err() {
             return;
         }
@@ -139,7 +141,7 @@ impl Client {
 
 /// hyper's side of the connection.
 #[derive(Debug)]
-pub(super) struct ClientIo(pub Arc<Client>);
+pub(super) struct ClientIo(pub(super) Arc<Client>);
 
 impl AsyncRead for ClientIo {
     fn poll_read(

@@ -55,10 +55,23 @@ pub(super) async fn answer(
     let (delivery, prepared) = check(&loaded.served, body, asked).await?;
     let Prepared { job, last_block } = prepared;
     let created = unix_seconds();
-    let shape = Shape { dialect, id: answer_id(dialect), created, model: loaded.served.model_id.clone() };
-    let usage = Usage { prompt_tokens: job.prompt.len(), ..Usage::default() };
+    let shape = Shape {
+        dialect,
+        id: answer_id(dialect),
+        created,
+        model: loaded.served.model_id.clone(),
+    };
+    let usage = Usage {
+        prompt_tokens: job.prompt.len(),
+        ..Usage::default()
+    };
     let ticket = loaded.engine.submit(job)?;
-    let waiting = Waiting { ticket, usage, client, understands_probe };
+    let waiting = Waiting {
+        ticket,
+        usage,
+        client,
+        understands_probe,
+    };
     let mut answer = match delivery {
         Delivery::Whole => waiting.whole(&shape).await?,
         Delivery::Stream(chunks) => waiting.stream(shape, chunks).await?,
@@ -115,9 +128,16 @@ impl Waiting<'_> {
             match output {
                 Some(Output::Joined { .. }) => {}
                 Some(Output::Text { text, .. }) => answer += &text,
-                Some(Output::Done { text, ending, usage }) => {
+                Some(Output::Done {
+                    text,
+                    ending,
+                    usage,
+                }) => {
                     answer += &text;
-                    return Ok(json_answer(StatusCode::OK, &shape.whole(&answer, ending, &usage)));
+                    return Ok(json_answer(
+                        StatusCode::OK,
+                        &shape.whole(&answer, ending, &usage),
+                    ));
                 }
                 Some(Output::Failed(error)) => return Err(error.into()),
                 None => return Err(ApiError::internal("the engine's thread ended").into()),
@@ -143,12 +163,26 @@ impl Waiting<'_> {
                 }
             }
         };
-        let Self { ticket, usage, client, .. } = self;
-        let opening = Opening { shape, chunks, usage, ticket, first };
+        let Self {
+            ticket,
+            usage,
+            client,
+            ..
+        } = self;
+        let opening = Opening {
+            shape,
+            chunks,
+            usage,
+            ticket,
+            first,
+        };
         let body = StreamBody::new(opening, Arc::clone(client));
         let mut answer = Response::new(Either::Right(body));
         let headers = answer.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+        headers.insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("text/event-stream; charset=utf-8"),
+        );
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         headers.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
         Ok(answer)
@@ -174,6 +208,8 @@ fn answer_id(dialect: Dialect) -> String {
 }
 
 fn unix_seconds() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     i64::try_from(now.as_secs()).unwrap_or(i64::MAX)
 }

@@ -87,7 +87,14 @@ impl App {
         let (stop, _) = watch::channel(false);
         let (connections, _) = watch::channel(0);
         let started = SystemTime::now();
-        Arc::new(Self { settings, metrics, loaded: OnceLock::new(), stop, connections, started })
+        Arc::new(Self {
+            settings,
+            metrics,
+            loaded: OnceLock::new(),
+            stop,
+            connections,
+            started,
+        })
     }
 
     /// Opens for business.
@@ -114,12 +121,22 @@ impl App {
     }
 
     fn started_unix_seconds(&self) -> u64 {
-        self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+        self.started
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs()
     }
 
     fn read_limits(&self) -> ReadLimits {
-        let Settings { body_bytes_max, read_timeout, .. } = self.settings;
-        ReadLimits { body_bytes_max, idle: read_timeout }
+        let Settings {
+            body_bytes_max,
+            read_timeout,
+            ..
+        } = self.settings;
+        ReadLimits {
+            body_bytes_max,
+            idle: read_timeout,
+        }
     }
 
     /// Accepts connections until [`App::close`].
@@ -128,7 +145,9 @@ impl App {
         let mut stop = self.stop.subscribe();
         loop {
             // The semaphore is never closed.
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+                return;
+            };
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 () = stopped(&mut stop) => return,
@@ -193,7 +212,9 @@ impl App {
             client.leave_unread();
         }
         if error.is_timeout() && client.in_head() {
-            client.write_last(routes::header_timeout(self.settings.read_timeout).as_bytes()).await;
+            client
+                .write_last(routes::header_timeout(self.settings.read_timeout).as_bytes())
+                .await;
         }
         tracing::debug!(%error, client = ?client.address(), "connection ended");
     }

@@ -86,7 +86,11 @@ async fn dispatch(
         Route::Metrics => Ok(metrics(app)),
         Route::Models => models(app).map_err(Refusal::Error),
         Route::Generate(dialect) => {
-            let asked = generate::Asked { dialect, caller, request_id: Arc::clone(request_id) };
+            let asked = generate::Asked {
+                dialect,
+                caller,
+                request_id: Arc::clone(request_id),
+            };
             generate::answer(app, client, request, asked).await
         }
     }
@@ -110,26 +114,39 @@ fn route(method: &Method, path: &str) -> Result<Route, ApiError> {
         return Ok(route);
     }
     let message = format!("`{path}` is not for {method}; use {allowed}.");
-    Err(ApiError::new(Kind::MethodNotAllowed, "method_not_allowed", message))
+    Err(ApiError::new(
+        Kind::MethodNotAllowed,
+        "method_not_allowed",
+        message,
+    ))
 }
 
 fn check_header_size(request: &Request<Incoming>) -> Result<(), ApiError> {
     let line = |(name, value): (&http::HeaderName, &HeaderValue)| {
         name.as_str().len() + value.len() + ": \r\n".len()
     };
-    let uri = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
+    let uri = request
+        .uri()
+        .path_and_query()
+        .map_or(0, |path| path.as_str().len());
     let bytes = uri + request.headers().iter().map(line).sum::<usize>();
     if bytes <= HEADER_BYTES_MAX {
         return Ok(());
     }
     let message =
         format!("The request's header has {bytes} bytes; at most {HEADER_BYTES_MAX} are accepted.");
-    Err(ApiError::new(Kind::HeaderTooLarge, "header_too_large", message))
+    Err(ApiError::new(
+        Kind::HeaderTooLarge,
+        "header_too_large",
+        message,
+    ))
 }
 
 /// The client's own id where it is short and printable, else a new one.
 fn request_id(headers: &HeaderMap) -> Arc<str> {
-    let own = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok());
+    let own = headers
+        .get(REQUEST_ID)
+        .and_then(|value| value.to_str().ok());
     let valid = |id: &&str| {
         (1..=REQUEST_ID_CHARS_MAX).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic())
     };
@@ -152,13 +169,18 @@ fn models(app: &App) -> Result<Answer, ApiError> {
         "id": &*served.model_id, "object": "model", "created": app.started_unix_seconds(),
         "owned_by": "homing", "max_model_len": served.max_model_len,
     });
-    Ok(json_answer(StatusCode::OK, &json!({"object": "list", "data": [model]})))
+    Ok(json_answer(
+        StatusCode::OK,
+        &json!({"object": "list", "data": [model]}),
+    ))
 }
 
 /// A JSON answer.
 pub(super) fn json_answer(status: StatusCode, value: &Value) -> Answer {
     let mut answer = whole(status, value.to_string().into());
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    answer
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     answer
 }
 

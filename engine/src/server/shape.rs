@@ -15,18 +15,18 @@ use crate::request::{Dialect, UsageChunks};
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     /// Which API.
-    pub dialect: Dialect,
+    pub(super) dialect: Dialect,
     /// The answer's id.
-    pub id: String,
+    pub(super) id: String,
     /// Unix seconds.
-    pub created: i64,
+    pub(super) created: i64,
     /// The model id.
-    pub model: Arc<str>,
+    pub(super) model: Arc<str>,
 }
 
 impl Shape {
     /// The whole answer.
-    pub fn whole(&self, text: &str, ending: Ending, usage: &Usage) -> Value {
+    pub(super) fn whole(&self, text: &str, ending: Ending, usage: &Usage) -> Value {
         let finish_reason = ending.as_str();
         let choice = match self.dialect {
             Dialect::Chat => json!({
@@ -50,7 +50,7 @@ impl Shape {
     }
 
     /// The chunk that opens a stream: the role, for chat; nothing for completions.
-    pub fn opening(&self) -> Option<Value> {
+    pub(super) fn opening(&self) -> Option<Value> {
         let delta = json!({"role": "assistant", "content": ""});
         match self.dialect {
             Dialect::Chat => Some(self.chunk(json!([{
@@ -61,11 +61,15 @@ impl Shape {
     }
 
     /// A chunk with text, the last of them with the reason why it ended.
-    pub fn text(&self, text: &str, ending: Option<Ending>) -> Value {
+    pub(super) fn text(&self, text: &str, ending: Option<Ending>) -> Value {
         let finish_reason = ending.map(Ending::as_str);
         let choice = match self.dialect {
             Dialect::Chat => {
-                let delta = if text.is_empty() { json!({}) } else { json!({"content": text}) };
+                let delta = if text.is_empty() {
+                    json!({})
+                } else {
+                    json!({"content": text})
+                };
                 json!({
                     "index": 0, "delta": delta, "logprobs": null, "finish_reason": finish_reason,
                 })
@@ -78,14 +82,14 @@ impl Shape {
     }
 
     /// The chunk that only tells the usage.
-    pub fn usage(&self, usage: &Usage) -> Value {
+    pub(super) fn usage(&self, usage: &Usage) -> Value {
         let mut chunk = self.chunk(json!([]));
         chunk["usage"] = usage_value(usage);
         chunk
     }
 
     /// Adds what `usage_chunks` wants on a chunk that is not the last.
-    pub fn with_usage(&self, mut chunk: Value, chunks: UsageChunks, usage: &Usage) -> Value {
+    pub(super) fn with_usage(&self, mut chunk: Value, chunks: UsageChunks, usage: &Usage) -> Value {
         match chunks {
             UsageChunks::None => {}
             UsageChunks::Last => chunk["usage"] = Value::Null,

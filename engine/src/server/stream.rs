@@ -47,8 +47,14 @@ pub(super) struct ClientGone;
 
 impl StreamBody {
     /// A stream whose first output is already known; the head of the answer waited for it.
-    pub fn new(opening: Opening, client: Arc<Client>) -> Self {
-        let Opening { shape, chunks, usage, ticket, first } = opening;
+    pub(super) fn new(opening: Opening, client: Arc<Client>) -> Self {
+        let Opening {
+            shape,
+            chunks,
+            usage,
+            ticket,
+            first,
+        } = opening;
         let watched = Arc::clone(&client);
         let mut body = Self {
             shape,
@@ -69,13 +75,20 @@ impl StreamBody {
     fn take(&mut self, output: Output) {
         match output {
             Output::Joined { cached_tokens } => self.usage.cached_tokens = cached_tokens,
-            Output::Text { text, output_tokens } => {
+            Output::Text {
+                text,
+                output_tokens,
+            } => {
                 self.usage.output_tokens = output_tokens;
                 if !text.is_empty() {
                     self.event(self.shape.text(&text, None));
                 }
             }
-            Output::Done { text, ending, usage } => {
+            Output::Done {
+                text,
+                ending,
+                usage,
+            } => {
                 self.usage = usage;
                 self.event(self.shape.text(&text, Some(ending)));
                 if self.chunks != UsageChunks::None {
@@ -157,13 +170,13 @@ impl Body for StreamBody {
 /// What a stream starts from.
 pub(super) struct Opening {
     /// The answer's fixed parts.
-    pub shape: Shape,
+    pub(super) shape: Shape,
     /// When to tell the usage.
-    pub chunks: UsageChunks,
+    pub(super) chunks: UsageChunks,
     /// Prompt and cached tokens, as far as known.
-    pub usage: Usage,
+    pub(super) usage: Usage,
     /// The request.
-    pub ticket: Ticket,
+    pub(super) ticket: Ticket,
     /// The first output that the client may see.
-    pub first: Output,
+    pub(super) first: Output,
 }

@@ -29,7 +29,10 @@ impl Twin {
     }
 
     fn overlap(&self, chain: &[BlockHash]) -> usize {
-        chain.iter().take_while(|hash| self.find(**hash).is_some()).count()
+        chain
+            .iter()
+            .take_while(|hash| self.find(**hash).is_some())
+            .count()
     }
 
     /// The hash that must be evicted next: the least recently used unused block without children.
@@ -37,8 +40,17 @@ impl Twin {
         let leaf = |block: &&TwinBlock| {
             block.users == 0 && !self.held.iter().any(|child| child.parent == block.hash)
         };
-        let oldest = self.held.iter().filter(leaf).map(|block| block.last_use).min();
-        let of_oldest = self.held.iter().filter(leaf).filter(|b| Some(b.last_use) == oldest);
+        let oldest = self
+            .held
+            .iter()
+            .filter(leaf)
+            .map(|block| block.last_use)
+            .min();
+        let of_oldest = self
+            .held
+            .iter()
+            .filter(leaf)
+            .filter(|b| Some(b.last_use) == oldest);
         of_oldest.map(|block| block.hash).collect()
     }
 
@@ -46,10 +58,18 @@ impl Twin {
         match change {
             Change::Stored(stored) => {
                 let parent = stored.parent_hash.unwrap_or(BlockHash::ROOT);
-                assert!(parent == BlockHash::ROOT || self.find(parent).is_some(), "orphan stored");
+                assert!(
+                    parent == BlockHash::ROOT || self.find(parent).is_some(),
+                    "orphan stored"
+                );
                 let hash = stored.content.hash;
                 assert!(self.find(hash).is_none(), "stored twice");
-                self.held.push(TwinBlock { hash, parent, users: 1, last_use: 0 });
+                self.held.push(TwinBlock {
+                    hash,
+                    parent,
+                    users: 1,
+                    last_use: 0,
+                });
                 self.private -= 1;
             }
             Change::Removed(hash) => {
@@ -71,13 +91,19 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963);
         (self.0 >> 33) as usize % bound
     }
 }
 
 fn scope(salt: &str) -> Scope {
-    Scope { namespace: Namespace::new("m", None, Some(salt)), salt: Some(Arc::from(salt)) }
+    Scope {
+        namespace: Namespace::new("m", None, Some(salt)),
+        salt: Some(Arc::from(salt)),
+    }
 }
 
 fn check(seed: u64, blocks: u32, steps: usize) {
@@ -97,7 +123,9 @@ fn check(seed: u64, blocks: u32, steps: usize) {
                 let (gone, scope) = live.swap_remove(which);
                 twin.tick += 1;
                 for hash in &hash_chain(&scope.namespace, &gone.tokens[..gone.computed]) {
-                    let at = twin.find(*hash).expect("a published block stays while used");
+                    let at = twin
+                        .find(*hash)
+                        .expect("a published block stays while used");
                     twin.held[at].users -= 1;
                     twin.held[at].last_use = twin.tick;
                 }
@@ -109,7 +137,11 @@ fn check(seed: u64, blocks: u32, steps: usize) {
         pool.check_integrity();
         let used = twin.held.iter().filter(|block| block.users > 0).count();
         assert_eq!(pool.held(), used + twin.private, "held blocks, seed {seed}");
-        assert_eq!(pool.published(), twin.held.len(), "published blocks, seed {seed}");
+        assert_eq!(
+            pool.published(),
+            twin.held.len(),
+            "published blocks, seed {seed}"
+        );
         let snapshot: usize = pool.snapshot().iter().map(Vec::len).sum();
         assert_eq!(snapshot, twin.held.len(), "snapshot, seed {seed}");
     }
@@ -122,8 +154,9 @@ fn check(seed: u64, blocks: u32, steps: usize) {
 
 fn claim(random: &mut Random, pool: &mut Pool, twin: &mut Twin, live: &mut Vec<(Live, Scope)>) {
     // Few distinct tokens, so that prefixes meet often and branch anywhere.
-    let tokens: Vec<u32> =
-        (0..random.below(6) * 16 + random.below(17)).map(|i| (i / 16 * random.below(2)) as u32).collect();
+    let tokens: Vec<u32> = (0..random.below(6) * 16 + random.below(17))
+        .map(|i| (i / 16 * random.below(2)) as u32)
+        .collect();
     let scope = scope(["a", "b"][random.below(2)]);
     let chain = hash_chain(&scope.namespace, &tokens);
     let expected = twin.overlap(&chain);
@@ -135,7 +168,14 @@ fn claim(random: &mut Random, pool: &mut Pool, twin: &mut Twin, live: &mut Vec<(
         twin.held[at].users += 1;
     }
     let computed = table.published_tokens();
-    live.push((Live { tokens, computed, table }, scope));
+    live.push((
+        Live {
+            tokens,
+            computed,
+            table,
+        },
+        scope,
+    ));
 }
 
 fn advance(random: &mut Random, pool: &mut Pool, twin: &mut Twin, sequence: &mut Live) {
@@ -149,7 +189,11 @@ fn advance(random: &mut Random, pool: &mut Pool, twin: &mut Twin, sequence: &mut
     evicted.iter().for_each(|change| twin.apply(change));
     twin.private += sequence.table.blocks().len() - before;
     if grown.is_err() {
-        assert_eq!(pool.available(), 0, "allocation fails only when nothing is left");
+        assert_eq!(
+            pool.available(),
+            0,
+            "allocation fails only when nothing is left"
+        );
         return;
     }
     let first = sequence.table.published_tokens() / 16;
