@@ -41,6 +41,9 @@ pub struct Args {
     /// Milliseconds between the chunks of a stream
     #[arg(long, default_value_t = 0)]
     pub token_ms: u64,
+    /// End when stdin ends: a bench that is killed then leaves no node behind
+    #[arg(long)]
+    pub exit_with_stdin: bool,
 }
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;

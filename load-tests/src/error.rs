@@ -48,6 +48,9 @@ pub enum LoadError {
         /// The system's answer.
         source: std::io::Error,
     },
+    /// A signal ended the run early.
+    #[error("interrupted")]
+    Interrupted,
     /// Every request of the run failed, so there is nothing to report.
     #[error("all {requests} requests failed; the first with {first}")]
     AllFailed {

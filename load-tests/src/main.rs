@@ -54,7 +54,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(run(cli.tool)) {
+    match runtime.block_on(until_signal(run(cli.tool))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("homing-load: {error}");
@@ -63,6 +63,17 @@ fn main() -> ExitCode {
                 _ => ExitCode::FAILURE,
             }
         }
+    }
+}
+
+/// Ends a tool on Ctrl-C or SIGTERM by dropping it, which ends the programs that it started.
+async fn until_signal(work: impl Future<Output = Result<(), LoadError>>) -> Result<(), LoadError> {
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
+        .map_err(LoadError::system("listening for SIGTERM"))?;
+    tokio::select! {
+        done = work => done,
+        _ = tokio::signal::ctrl_c() => Err(LoadError::Interrupted),
+        _ = terminate.recv() => Err(LoadError::Interrupted),
     }
 }
 
@@ -91,9 +102,26 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
         Tool::EchoNode(args) => {
             let node = echo_node::EchoNode::bind(&args).await?;
             println!("http://{}", node.address()?);
-            node.serve().await
+            if !args.exit_with_stdin {
+                return node.serve().await;
+            }
+            tokio::select! {
+                done = node.serve() => done,
+                () = stdin_ends() => Ok(()),
+            }
         }
     }
+}
+
+/// Waits for the end of stdin on a thread of its own, since reading it may block for ever.
+async fn stdin_ends() {
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        // Its end and an error mean the same: whoever started this is gone.
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = sender.send(());
+    });
+    let _ = receiver.await;
 }
 
 async fn run_agent(args: &agent::Args) -> Result<(), LoadError> {

@@ -1,8 +1,8 @@
 //! What does a program that we started cost, and is it gone when it should be?
 //!
 //! Reads Linux's `/proc`: CPU time of a whole process, its memory, its children. A started program
-//! is killed when its guard is dropped, so a failed bench or test leaves nothing behind. A zombie
-//! counts as gone: it holds no port, no memory, no file.
+//! is ended when its guard is dropped, its children with it, so a failed bench or test leaves nothing
+//! behind. A zombie counts as gone: it holds no port, no memory, no file.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -17,6 +17,9 @@ use crate::error::LoadError;
 
 /// Lines of output waiting to be read; a program that prints more waits itself.
 const LINES_WAITING_MAX: usize = 10_000;
+
+/// What a program gets to end by itself before it is killed.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// A program of ours: stdout is read line by line, stderr goes to a file for the error message.
 pub struct Program {
@@ -103,6 +106,16 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
+        // Asked first: a program like nginx ends its own workers, and would leave them behind if
+        // it were killed. What is still there then is killed, workers included.
+        let family = family(self.pid());
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            self.signal(Signal::TERM);
+            let _ = self.wait(GRACE);
+        }
+        for pid in family.into_iter().skip(1).filter(|pid| is_alive(*pid)) {
+            signal_process(pid, Signal::KILL);
+        }
         // Both fail only when it is gone already, which is what is wanted.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -36,6 +36,7 @@ fn echo(tokens: usize) -> echo_node::Args {
         model: "echo".into(),
         tokens,
         token_ms: 0,
+        exit_with_stdin: false,
     }
 }
 

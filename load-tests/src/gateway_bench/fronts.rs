@@ -55,7 +55,7 @@ fn free_address() -> Result<SocketAddr, LoadError> {
 pub(super) fn start_node(model: &str, folder: &Path) -> Result<(Program, SocketAddr), LoadError> {
     let own = std::env::current_exe().map_err(LoadError::system("finding this program"))?;
     let mut command = Command::new(own);
-    command.args(["echo-node", "--model", model]);
+    command.args(["echo-node", "--exit-with-stdin", "--model", model]);
     let node = Program::start("echo-node", &mut command, &folder.join("echo-node.log"))?;
     let line = node.line(START_TIMEOUT)?;
     let address = line
