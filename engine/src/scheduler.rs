@@ -34,7 +34,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    fn due(self) -> usize {
+    /// Tokens that are known and not computed.
+    pub fn due(self) -> usize {
         self.known - self.computed
     }
 }
@@ -114,18 +115,33 @@ impl Needs {
     }
 }
 
-/// Whether a sequence may join: `available` blocks are free or idle, of which `outstanding` are
-/// promised to running sequences that have not taken them yet. A sequence that would run alone
-/// always may: nothing it could wait for would ever come.
-pub fn may_join(needs: &Needs, available: usize, outstanding: usize, running: usize) -> bool {
-    if running == 0 {
+/// What runs already, in counts.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch {
+    /// Running sequences.
+    pub running: usize,
+    /// Prompt tokens that they have due; decodes do not count.
+    pub due: usize,
+    /// Blocks promised to them that they have not taken yet.
+    pub outstanding: usize,
+    /// Blocks that are free or idle.
+    pub available: usize,
+}
+
+/// Whether a sequence may join now. One that would run alone always may: nothing it could wait for
+/// would ever come. Others join only when this step has tokens left for them: joining looks the
+/// prompt up in the cache, and of many prompts that begin alike all but the first find the
+/// beginning computed if they look after it ran, not before.
+pub fn may_join(needs: &Needs, batch: &Batch, budget: usize) -> bool {
+    if batch.running == 0 {
         return true;
     }
-    if running >= RUNNING_MAX {
+    if batch.running >= RUNNING_MAX || batch.due >= budget {
         return false;
     }
     // Idle blocks that it takes over leave `available` without being allocated anew.
-    needs.promised() - needs.held.min(needs.promised()) + needs.idle + outstanding <= available
+    let new = needs.promised() - needs.held.min(needs.promised());
+    new + needs.idle + batch.outstanding <= batch.available
 }
 
 #[cfg(test)]
@@ -253,64 +269,65 @@ mod tests {
             held,
             idle,
         };
+        let batch = |running, due, outstanding, available| Batch {
+            running,
+            due,
+            outstanding,
+            available,
+        };
         let rows = [
             (
                 "alone, whatever it needs",
                 needs(1600, 100, 0, 0),
-                1,
-                0,
-                0,
+                batch(0, 0, 0, 1),
                 true,
             ),
-            ("fits", needs(16, 16, 0, 0), 2, 0, 1, true),
-            ("one block short", needs(16, 17, 0, 0), 2, 0, 1, false),
+            ("fits", needs(16, 16, 0, 0), batch(1, 1, 0, 2), true),
+            (
+                "one block short",
+                needs(16, 17, 0, 0),
+                batch(1, 1, 0, 2),
+                false,
+            ),
             (
                 "promises of others count",
                 needs(16, 16, 0, 0),
-                3,
-                2,
-                1,
+                batch(1, 1, 2, 3),
                 false,
             ),
             (
                 "shared blocks in use cost nothing",
                 needs(64, 16, 4, 0),
-                1,
-                0,
-                1,
+                batch(1, 1, 0, 1),
                 true,
             ),
             (
                 "idle shared blocks leave the pool",
                 needs(64, 16, 4, 4),
-                4,
-                0,
-                1,
+                batch(1, 1, 0, 4),
                 false,
             ),
             (
-                "only the first part of an answer is promised",
+                "an answer is promised in part",
                 needs(16, 9999, 0, 0),
-                17,
-                0,
-                1,
+                batch(1, 1, 0, 17),
                 true,
             ),
             (
                 "the batch is full",
                 needs(1, 1, 0, 0),
-                999,
-                0,
-                RUNNING_MAX,
+                batch(RUNNING_MAX, 1, 0, 999),
+                false,
+            ),
+            (
+                "the step is full",
+                needs(1, 1, 0, 0),
+                batch(1, 64, 0, 999),
                 false,
             ),
         ];
-        for (name, needs, available, outstanding, running, expected) in rows {
-            assert_eq!(
-                may_join(&needs, available, outstanding, running),
-                expected,
-                "{name}"
-            );
+        for (name, needs, batch, expected) in rows {
+            assert_eq!(may_join(&needs, &batch, 64), expected, "{name}");
         }
     }
 }

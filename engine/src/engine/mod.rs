@@ -29,7 +29,7 @@ use crate::kv::table::{BlockTable, PoolFull};
 use crate::metrics::{Ending, Metrics};
 use crate::model::{ForwardError, SeqInput};
 use crate::sample::Sampler;
-use crate::scheduler::{Chunk, Needs, may_join, plan};
+use crate::scheduler::{Batch, Chunk, Needs, may_join, plan};
 use handle::{Command, Submission};
 use sequence::{After, Sequence};
 
@@ -220,8 +220,7 @@ impl Engine {
                 held: overlap.blocks,
                 idle: overlap.idle,
             };
-            let available = self.pool.available();
-            if !may_join(&needs, available, self.outstanding(), self.running.len()) {
+            if !may_join(&needs, &self.batch(), self.parts.step_tokens) {
                 return;
             }
             let Some(mut sequence) = self.waiting.pop_front() else {
@@ -233,8 +232,7 @@ impl Engine {
         }
     }
 
-    /// Blocks promised to running sequences that have not taken them yet.
-    fn outstanding(&self) -> usize {
+    fn batch(&self) -> Batch {
         let missing = |sequence: &Sequence| {
             let needs = Needs {
                 known: sequence.tokens.len(),
@@ -248,7 +246,16 @@ impl Engine {
                 .map_or(0, |table| table.blocks().len());
             needs.promised().saturating_sub(has)
         };
-        self.running.iter().map(missing).sum()
+        Batch {
+            running: self.running.len(),
+            due: self
+                .running
+                .iter()
+                .map(|sequence| sequence.progress().due())
+                .sum(),
+            outstanding: self.running.iter().map(missing).sum(),
+            available: self.pool.available(),
+        }
     }
 
     /// Plans the step and finds a block for every token in it. When the pool runs dry, the

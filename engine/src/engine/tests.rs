@@ -316,6 +316,24 @@ fn a_preempted_answer_is_the_same_and_its_bill_too() {
 }
 
 #[test]
+fn of_many_that_begin_alike_only_the_first_computes_the_beginning() {
+    let bench = Bench::new(256, 32, 16);
+    let mut random = Random(8);
+    let beginning = random.tokens(160);
+    bench.gate.set_closed(true);
+    let tickets: Vec<_> = (0..8)
+        .map(|_| bench.submit(&[&beginning[..], &random.tokens(10)[..]].concat(), 4))
+        .collect();
+    bench.gate.set_closed(false);
+    let usages = tickets
+        .into_iter()
+        .map(|ticket| bench.wait(ticket).expect("ok").2);
+    let cached: Vec<_> = usages.map(|usage| usage.cached_tokens).collect();
+    assert_eq!(cached, [0, 160, 160, 160, 160, 160, 160, 160]);
+    bench.end();
+}
+
+#[test]
 fn salts_share_nothing() {
     let bench = Bench::new(64, 64, 8);
     let prompt = Random(1).tokens(100);

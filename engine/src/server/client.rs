@@ -10,6 +10,7 @@
 //! hyper is told to allow half-closed clients and so never looks at the socket while it waits for
 //! us; watching it is this file's part. The socket is shared between both, for that reason.
 
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::Sleep;
 
 /// A client's connection, shared by hyper and by whoever watches for its end.
 #[derive(Debug)]
@@ -49,6 +51,9 @@ const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// refusal and not a reset.
 const LINGER_BYTES_MAX: usize = 64 << 20;
 const LINGER: Duration = Duration::from_secs(2);
+/// A client that reads nothing of its answer for this long is given up on. Its request has long
+/// run to its end by then (the engine never waits for a reader); this frees the connection.
+const WRITE_STALL: Duration = Duration::from_secs(120);
 
 impl Client {
     /// Takes over an accepted connection.
@@ -141,7 +146,11 @@ impl Client {
 
 /// hyper's side of the connection.
 #[derive(Debug)]
-pub(super) struct ClientIo(pub(super) Arc<Client>);
+pub(super) struct ClientIo {
+    client: Arc<Client>,
+    /// Runs while a write waits for the client to read.
+    stall: Option<Pin<Box<Sleep>>>,
+}
 
 impl AsyncRead for ClientIo {
     fn poll_read(
@@ -149,7 +158,7 @@ impl AsyncRead for ClientIo {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let client = &self.0;
+        let client = &self.client;
         loop {
             ready!(client.stream.poll_read_ready(context))?;
             match client.stream.try_read(buffer.initialize_unfilled()) {
@@ -166,19 +175,32 @@ impl AsyncRead for ClientIo {
 }
 
 impl ClientIo {
+    pub(super) fn new(client: Arc<Client>) -> Self {
+        Self {
+            client,
+            stall: None,
+        }
+    }
+
     fn poll_with(
-        &self,
+        &mut self,
         context: &mut Context<'_>,
         total: usize,
         write: impl Fn(&TcpStream) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
-        let client = &self.0;
+        let client = &self.client;
         client.writing.store(true, Ordering::Release);
         loop {
-            ready!(client.stream.poll_write_ready(context))?;
+            if client.stream.poll_write_ready(context)?.is_pending() {
+                let sleep = || Box::pin(tokio::time::sleep(WRITE_STALL));
+                let stall = self.stall.get_or_insert_with(sleep);
+                ready!(stall.as_mut().poll(context));
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
             match write(&client.stream) {
                 Ok(count) => {
                     client.writing.store(count < total, Ordering::Release);
+                    self.stall = None;
                     return Poll::Ready(Ok(count));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -190,7 +212,7 @@ impl ClientIo {
 
 impl AsyncWrite for ClientIo {
     fn poll_write(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
@@ -198,7 +220,7 @@ impl AsyncWrite for ClientIo {
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {

@@ -197,7 +197,7 @@ impl App {
             .timer(TokioTimer::new())
             .header_read_timeout(self.settings.read_timeout)
             .max_buf_size(HEADER_READ_BYTES_MAX)
-            .serve_connection(TokioIo::new(ClientIo(Arc::clone(client))), service);
+            .serve_connection(TokioIo::new(ClientIo::new(Arc::clone(client))), service);
         let mut stop = self.stop.subscribe();
         let mut connection = std::pin::pin!(connection);
         let ended = tokio::select! {
