@@ -22,7 +22,7 @@ pub struct Ctx {
     pub(crate) own_id: Uuid,
     /// The endpoint, as metrics name it.
     pub(crate) endpoint: &'static str,
-    /// The status the client saw; 0 if it was gone before it saw one.
+    /// The status the client saw; 0 before there is one.
     pub(crate) status: u16,
     /// What the log line says.
     pub(crate) line: Line,

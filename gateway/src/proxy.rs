@@ -38,6 +38,9 @@ use crate::{read, respond, route};
 /// How long an idle client connection is kept, seconds. Agents think for tens of seconds.
 const CLIENT_IDLE_S: u64 = 120;
 
+/// The status in log and metrics of a request whose client left before it saw one (nginx's 499).
+const CLIENT_GONE: u16 = 499;
+
 /// What a gateway is made of.
 pub struct GatewayParts {
     /// What the operator decided.
@@ -212,7 +215,12 @@ impl ProxyHttp for Gateway {
         }
         match over {
             Ok(Over::Answered) => {}
-            Ok(Over::ClientGone) => session.set_keepalive(None),
+            Ok(Over::ClientGone) => {
+                session.set_keepalive(None);
+                if ctx.status == 0 {
+                    ctx.status = CLIENT_GONE;
+                }
+            }
             Err(error) => {
                 let client = session.as_downstream_mut();
                 if respond::error(client, ctx, error).await.is_err() {

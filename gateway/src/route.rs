@@ -58,7 +58,7 @@ pub(crate) fn choose(
         })
         .collect();
     let request = RequestView {
-        prompt_tokens: question.prompt.tokens,
+        prompt_tokens: tokens_for_policy(question.prompt, &views),
         output_tokens_expected: question.output_tokens,
         session: question.session.key,
         bound: question.known.node.clone(),
@@ -83,6 +83,15 @@ pub(crate) fn choose(
             ErrorKind::Internal,
             "The chosen node does not exist.",
         )),
+    }
+}
+
+/// The prompt's length as the policy sees it. An estimate is cut to what fits the largest node: it
+/// is no ground for a refusal, the node itself will count.
+fn tokens_for_policy(prompt: &Planned, views: &[NodeView]) -> u64 {
+    match views.iter().map(|view| view.context_max).max() {
+        Some(most) if !prompt.exact => prompt.tokens.min(most.saturating_sub(1)),
+        _ => prompt.tokens,
     }
 }
 

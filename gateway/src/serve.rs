@@ -9,7 +9,8 @@
 //! Order of shutdown, on SIGINT or SIGTERM:
 //! 1. *draining*: no new connections; requests in flight may end, for `limits.drain` at most. A
 //!    second signal ends this at once.
-//! 2. *stopping*: background tasks end (with `homing up`: the nodes, too).
+//! 2. *stopping*: what is left of requests tells its client and settles as `cut`; background tasks
+//!    end (with `homing up`: the nodes, too).
 //! 3. The runtime is dropped, and with it what is left of requests: each settles as `cut`.
 //! 4. The ledger syncs and projects. Exit code 0.
 
@@ -190,13 +191,19 @@ impl Server {
         // No receiver means that nothing is accepted any more, which is what is wanted.
         let _ = self.stop_accepting.send(true);
         let (metrics, grace) = (Arc::clone(&self.metrics), self.grace);
-        let idle = async move { tokio::time::timeout(grace, idle(&metrics)).await.is_ok() };
-        match self.run_until_signal(idle) {
+        let drained = async move { tokio::time::timeout(grace, idle(&metrics)).await.is_ok() };
+        match self.run_until_signal(drained) {
             Some(true) => {}
             Some(false) => tracing::warn!("requests did not end within the grace period: cut"),
             None => tracing::warn!("a second signal: requests in flight are cut"),
         }
         self.tasks.advance(Phase::Stopping);
+        // Requests that are cut still tell their clients so, and settle by themselves.
+        let metrics = Arc::clone(&self.metrics);
+        let told = async move { tokio::time::timeout(RUNTIME_END, idle(&metrics)).await.is_ok() };
+        if !self.runtime.block_on(told) {
+            tracing::warn!("not every request could be told that it was cut");
+        }
         let left = self.runtime.block_on(self.tasks.finished(TASKS_END));
         if left > 0 {
             tracing::warn!(left, "background tasks did not end in time");

@@ -61,7 +61,7 @@ pub(crate) async fn run(
     ctx.line.key_id = identity.key_id.to_string();
     choose_request_id(gateway, client, ctx, &identity.tenant.id);
     let body = read::body(client, &gateway.config.limits).await?;
-    let turn = dialect.parse(&body)?;
+    let turn = beside_others(body.len(), || dialect.parse(&body))?;
     let model = Arc::clone(gateway.prompts.model(&turn.model).ok_or_else(|| {
         models::unknown(
             &turn.model,
@@ -120,6 +120,18 @@ pub(crate) async fn run(
     };
     let end = Box::pin(recover::run(&mut flow, first, &known)).await;
     finish(&mut flow, end)
+}
+
+/// Runs work on a body; where the body is large, without holding up the requests that share this
+/// thread.
+fn beside_others<T>(body_bytes: usize, work: impl FnOnce() -> T) -> T {
+    /// Parsing and tokenising so much takes about 5 ms, as long as handing the thread over is worth.
+    const INLINE_BYTES_MAX: usize = 256 << 10;
+    if body_bytes > INLINE_BYTES_MAX {
+        tokio::task::block_in_place(work)
+    } else {
+        work()
+    }
 }
 
 /// The right to run; none if the client left the queue.

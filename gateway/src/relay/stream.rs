@@ -77,6 +77,10 @@ impl Stream<'_, '_> {
                         return self.broken(Outcome::BadAnswer, error.to_string()).await;
                     }
                     let batch = self.sort(&mut events);
+                    if self.failed && !self.head_sent {
+                        let cause = "the node's first event was an error".to_owned();
+                        return End::Retry(Outcome::BadAnswer, cause);
+                    }
                     if self.write(batch.now).await.is_err() {
                         return self.cancelled();
                     }

@@ -244,6 +244,34 @@ fn bodies_come_in_any_framing_and_encoding() {
 }
 
 #[test]
+fn a_body_of_five_megabytes_arrives_whole() {
+    let node = Node::start();
+    let gateway = Gateway::start(&[&node]);
+    let content = "hello world ".repeat(430_000);
+    let body = chat(Stream::Yes, &content).to_string();
+    let answer = gateway.post(CHAT, &[], body.as_bytes());
+    assert_eq!((answer.status, answer.content().as_str()), (200, "ok"));
+    assert!(node.received()[0].body["messages"][0]["content"] == content.as_str());
+    gateway.assert_idle();
+}
+
+#[test]
+fn an_old_client_gets_a_stream_that_ends_with_its_connection() {
+    let node = Node::start();
+    let gateway = Gateway::start(&[&node]);
+    let body = chat(Stream::Yes, "hi").to_string();
+    let mut old = Connection::open(gateway.addr);
+    let (key, length) = (&gateway.key, body.len());
+    let head = format!(
+        "POST {CHAT} HTTP/1.0\r\nauthorization: Bearer {key}\r\ncontent-length: {length}\r\n\r\n"
+    );
+    let answer = old.send(head.as_bytes()).send(body.as_bytes()).answer();
+    assert_eq!(answer.header("transfer-encoding"), None);
+    assert_eq!(answer.content(), "ok");
+    gateway.assert_idle();
+}
+
+#[test]
 fn slow_and_half_closed_clients_hold_nothing() {
     let node = Node::start();
     let gateway = Gateway::limited(&[&node], "client_timeout_s = 0.3\n");

@@ -189,6 +189,25 @@ fn a_stream_that_dies_before_its_first_event_is_retried() {
     );
     assert_eq!((second.status, second.content().as_str()), (200, "ok"));
     assert_eq!(second.header("x-homing-route"), Some("retry"));
+    // An error as the first event is no beginning of an answer either.
+    let bound = if second.header("x-homing-node") == Some("node-0") {
+        &one
+    } else {
+        &two
+    };
+    let event = b"data: {\"error\":{\"message\":\"out of memory\"}}\n\n";
+    bound.script(vec![
+        Act::Send(stream_head()),
+        Act::Send(chunk(event)),
+        Act::Close,
+    ]);
+    let third = gateway.post(
+        "/v1/chat/completions",
+        &["x-session-affinity: s"],
+        body.as_bytes(),
+    );
+    assert_eq!((third.status, third.content().as_str()), (200, "ok"));
+    assert_eq!(third.header("x-homing-route"), Some("retry"));
     gateway.assert_idle();
 }
 

@@ -124,11 +124,14 @@ impl Gateway {
             other_key,
             log,
         };
-        let up = |line: &str| line.contains("\"up\"");
         eventually("every node is up", || {
-            let nodes = gateway.admin_get("/admin/nodes").text().to_lowercase();
-            nodes.matches("\"up\"").count() == nodes.matches("\"id\"").count()
-                && (up(&nodes) || nodes.len() < 20)
+            let states = gateway.admin_get("/admin/nodes").text().to_lowercase();
+            states.matches("\"up\"").count() == nodes.len()
+        });
+        // On a busy machine the first probe may take longer than a session is worth; the shortest
+        // of several counts, and it comes within a second.
+        eventually("round trips are those of loopback", || {
+            gateway.metric("homing_node_round_trip_seconds") < 0.003
         });
         gateway
     }
