@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use load_tests::agent::{self, Record};
 use load_tests::echo_node::{self, EchoNode};
 use load_tests::report::Report;
+use load_tests::workload;
 use serde_json::Value;
 
 /// Starts a scripted node on a thread of its own; it lives as long as the test process.
@@ -40,19 +41,10 @@ fn echo(tokens: usize) -> echo_node::Args {
     }
 }
 
-fn load(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_homing-load"))
-        .args(arguments)
-        .output()
-        .expect("it starts")
-}
-
-#[tokio::test]
-async fn the_report_adds_up() {
-    // Catches turns that are lost, counted twice, or sent without their session's header.
-    let address = node(echo(7));
-    let args = agent::Args {
-        url: format!("http://{address}/v1"),
+/// Five overlapping sessions with sub-agents.
+fn args(url: String) -> agent::Args {
+    agent::Args {
+        url,
         key: Some("sk-test".into()),
         model: "echo".into(),
         sessions: 5,
@@ -70,7 +62,21 @@ async fn the_report_adds_up() {
         timeout_s: 60,
         json: None,
         records: None,
-    };
+    }
+}
+
+fn load(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_homing-load"))
+        .args(arguments)
+        .output()
+        .expect("it starts")
+}
+
+#[tokio::test]
+async fn the_report_adds_up() {
+    // Catches turns that are lost, counted twice, or sent without their session's header.
+    let address = node(echo(7));
+    let args = args(format!("http://{address}/v1"));
     let run = agent::run(&args).await.expect("runs");
     let turns = 5 * (4 + 2);
     assert_eq!((run.records.len(), run.not_sent), (turns, 0));
@@ -115,6 +121,42 @@ async fn the_report_adds_up() {
         sent
     };
     assert_eq!(sent(&run.records), sent(&again.records));
+}
+
+#[tokio::test]
+async fn a_slow_server_does_not_slow_the_load_down() {
+    // Catches a closed loop: sessions that begin late, or times counted from a late sending, hide
+    // what a slow server does to those who do not wait for each other.
+    let address = node(echo_node::Args {
+        token_ms: 40,
+        ..echo(8)
+    });
+    let args = args(format!("http://{address}/v1"));
+    let run = agent::run(&args).await.expect("runs");
+    for (number, session) in workload::plan(&args.shape().expect("valid"))
+        .iter()
+        .enumerate()
+    {
+        let first = run
+            .records
+            .iter()
+            .find(|r| r.session == session.id && r.turn == 0)
+            .unwrap_or_else(|| panic!("session {number} never began"));
+        let due_ms = session.arrival.as_secs_f64() * 1e3;
+        assert!(
+            (first.intended_ms - due_ms).abs() < 1e-3,
+            "{} {due_ms}",
+            first.intended_ms
+        );
+        let late_ms = first.sent_ms - first.intended_ms;
+        // Each answer takes 8 × 40 ms; the times contain all of it and the lateness too.
+        assert!(first.latency_ms >= 320.0 + late_ms, "{first:?}");
+        assert!(
+            first.ttft_ms.is_some_and(|ms| ms >= 40.0 + late_ms),
+            "{first:?}"
+        );
+        assert!(first.tpot_ms.is_some_and(|ms| ms >= 10.0), "{first:?}");
+    }
 }
 
 #[test]
