@@ -200,7 +200,11 @@ impl Server {
         self.tasks.advance(Phase::Stopping);
         // Requests that are cut still tell their clients so, and settle by themselves.
         let metrics = Arc::clone(&self.metrics);
-        let told = async move { tokio::time::timeout(RUNTIME_END, idle(&metrics)).await.is_ok() };
+        let told = async move {
+            tokio::time::timeout(RUNTIME_END, idle(&metrics))
+                .await
+                .is_ok()
+        };
         if !self.runtime.block_on(told) {
             tracing::warn!("not every request could be told that it was cut");
         }
