@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 /// The token of the shared node.
-pub const TOKEN: &str = "node-secret";
+pub(crate) const TOKEN: &str = "node-secret";
 /// The model id that every node of these tests serves.
-pub const MODEL: &str = "smol";
+pub(crate) const MODEL: &str = "smol";
 /// How long anything may take on a busy machine before a test fails.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-pub fn model_path() -> PathBuf {
+pub(crate) fn model_path() -> PathBuf {
     let default = "../models/SmolLM2-135M-Instruct.Q4_1.gguf";
     let path = std::env::var_os("HOMING_MODEL").map(PathBuf::from);
     let path = path.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(default));
@@ -30,7 +30,7 @@ pub fn model_path() -> PathBuf {
     path
 }
 
-pub fn engine() -> Command {
+pub(crate) fn engine() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_homing-engine"));
     command
         .env_remove("HOMING_NODE_TOKEN")
@@ -39,26 +39,26 @@ pub fn engine() -> Command {
 }
 
 /// A node with its own process; it ends with this value, or with the test program.
-pub struct Node {
-    pub child: Child,
-    pub stdin: Option<ChildStdin>,
-    pub address: SocketAddr,
-    pub ready: Value,
+pub(crate) struct Node {
+    pub(crate) child: Child,
+    pub(crate) stdin: Option<ChildStdin>,
+    pub(crate) address: SocketAddr,
+    pub(crate) ready: Value,
     token: Option<&'static str>,
 }
 
 /// The node that most tests share: with a token, and with a body limit that a test can exceed.
-pub fn shared() -> &'static Node {
+pub(crate) fn shared() -> &'static Node {
     static SHARED: OnceLock<Node> = OnceLock::new();
     SHARED.get_or_init(|| Node::start_with(&["--body-max", "1MiB"], Some(TOKEN)))
 }
 
 impl Node {
-    pub fn start(args: &[&str]) -> Node {
+    pub(crate) fn start(args: &[&str]) -> Node {
         Self::start_with(args, None)
     }
 
-    pub fn start_with(args: &[&str], token: Option<&'static str>) -> Node {
+    pub(crate) fn start_with(args: &[&str], token: Option<&'static str>) -> Node {
         let mut command = engine();
         command.args(["serve", "--listen", "127.0.0.1:0", "--model-id", MODEL]);
         command.args(["--exit-with-stdin", "--threads", "2"]);
@@ -93,7 +93,7 @@ impl Node {
         }
     }
 
-    pub fn connect(&self) -> TcpStream {
+    pub(crate) fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).expect("the node listens");
         stream
             .set_read_timeout(Some(PATIENCE))
@@ -103,7 +103,7 @@ impl Node {
     }
 
     /// Sends a request with extra header lines, each ending in CRLF, and reads the whole answer.
-    pub fn send(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Reply {
+    pub(crate) fn send(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Reply {
         let mut stream = self.connect();
         let head = self.head(method, path, headers, body.len());
         // A node that refuses early may close before it has read everything.
@@ -113,7 +113,7 @@ impl Node {
         Reply::read(stream)
     }
 
-    pub fn head(&self, method: &str, path: &str, headers: &str, length: usize) -> String {
+    pub(crate) fn head(&self, method: &str, path: &str, headers: &str, length: usize) -> String {
         let token = match self.token {
             Some(token) if !headers.to_ascii_lowercase().contains("authorization") => {
                 format!("authorization: Bearer {token}\r\n")
@@ -126,23 +126,23 @@ impl Node {
         )
     }
 
-    pub fn post(&self, path: &str, body: &Value) -> Reply {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Reply {
         self.send("POST", path, "", body.to_string().as_bytes())
     }
 
-    pub fn get(&self, path: &str) -> Reply {
+    pub(crate) fn get(&self, path: &str) -> Reply {
         self.send("GET", path, "", b"")
     }
 
     /// A chat answer as JSON; the test fails if there is none.
-    pub fn chat(&self, fields: Value) -> Value {
+    pub(crate) fn chat(&self, fields: Value) -> Value {
         let reply = self.post("/v1/chat/completions", &chat_body(fields));
         assert_eq!(reply.status, 200, "{}", reply.text());
         reply.json()
     }
 
     /// Opens a stream and leaves it open.
-    pub fn stream(&self, path: &str, body: &Value) -> Events {
+    pub(crate) fn stream(&self, path: &str, body: &Value) -> Events {
         let mut stream = self.connect();
         let body = body.to_string();
         let head = self.head("POST", path, "", body.len());
@@ -153,18 +153,18 @@ impl Node {
     }
 
     /// The value of a metric, by the start of its line.
-    pub fn metric(&self, name: &str) -> f64 {
+    pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").text();
         let line = text.lines().find(|line| line.starts_with(name));
         let value = line.and_then(|line| line.rsplit(' ').next()?.parse().ok());
         value.unwrap_or_else(|| panic!("no metric {name} in\n{text}"))
     }
 
-    pub fn wait_for_metric(&self, name: &str, holds: impl Fn(f64) -> bool) {
+    pub(crate) fn wait_for_metric(&self, name: &str, holds: impl Fn(f64) -> bool) {
         until(name, || holds(self.metric(name)));
     }
 
-    pub fn signal(&self, signal: &str) {
+    pub(crate) fn signal(&self, signal: &str) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill")
             .args([signal, &pid])
@@ -174,7 +174,7 @@ impl Node {
     }
 
     /// Waits for the process to end and returns its exit code.
-    pub fn exit_code(&mut self) -> Option<i32> {
+    pub(crate) fn exit_code(&mut self) -> Option<i32> {
         let child = &mut self.child;
         let mut code = None;
         until("the process ends", || {
@@ -196,7 +196,7 @@ impl Drop for Node {
 }
 
 /// Polls a condition; the test fails if it does not come true.
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < deadline, "waited in vain: {what}");
@@ -204,12 +204,12 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-pub fn user(text: &str) -> Value {
+pub(crate) fn user(text: &str) -> Value {
     json!([{"role": "user", "content": text}])
 }
 
 /// A greedy chat request with these fields set or replaced.
-pub fn chat_body(fields: Value) -> Value {
+pub(crate) fn chat_body(fields: Value) -> Value {
     let mut body =
         json!({"model": MODEL, "messages": user("Name three rivers."), "temperature": 0});
     for (name, value) in fields.as_object().expect("fields are an object") {
@@ -218,14 +218,14 @@ pub fn chat_body(fields: Value) -> Value {
     body
 }
 
-pub fn content(answer: &Value) -> String {
+pub(crate) fn content(answer: &Value) -> String {
     answer["choices"][0]["message"]["content"]
         .as_str()
         .expect("an answer has content")
         .to_owned()
 }
 
-pub fn cached(answer: &Value) -> u64 {
+pub(crate) fn cached(answer: &Value) -> u64 {
     answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         .as_u64()
         .expect("cached tokens")
@@ -233,14 +233,14 @@ pub fn cached(answer: &Value) -> u64 {
 
 /// An answer read to the end of the connection.
 #[derive(Debug)]
-pub struct Reply {
-    pub status: u16,
-    pub headers: HashMap<String, String>,
-    pub body: Vec<u8>,
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) headers: HashMap<String, String>,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Reply {
-    pub fn read(stream: TcpStream) -> Reply {
+    pub(crate) fn read(stream: TcpStream) -> Reply {
         let mut reader = BufReader::new(stream);
         let (mut status, mut headers) = read_head(&mut reader);
         while status == 100 {
@@ -267,16 +267,16 @@ impl Reply {
         }
     }
 
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8(self.body.clone()).expect("UTF-8")
     }
 
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("not JSON: {}", self.text()))
     }
 
     /// Status, code and param of an error in OpenAI's shape.
-    pub fn error(&self) -> (u16, String, Option<String>) {
+    pub(crate) fn error(&self) -> (u16, String, Option<String>) {
         let error = &self.json()["error"];
         assert!(
             error["message"].as_str().is_some_and(|m| m.len() > 10),
@@ -324,9 +324,9 @@ fn read_chunk(reader: &mut impl BufRead, body: &mut Vec<u8>) -> bool {
 }
 
 /// A stream of server-sent events that is still open.
-pub struct Events {
-    pub status: u16,
-    pub headers: HashMap<String, String>,
+pub(crate) struct Events {
+    pub(crate) status: u16,
+    pub(crate) headers: HashMap<String, String>,
     reader: BufReader<TcpStream>,
     buffer: Vec<u8>,
     ended: bool,
@@ -349,7 +349,7 @@ impl Events {
     }
 
     /// The data of the next event, comments skipped; none at the end of the body.
-    pub fn next(&mut self) -> Option<String> {
+    pub(crate) fn next(&mut self) -> Option<String> {
         loop {
             if let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") {
                 let event: Vec<u8> = self.buffer.drain(..end + 2).collect();
@@ -368,7 +368,7 @@ impl Events {
     }
 
     /// All remaining chunks; the terminator must be the last event, once.
-    pub fn chunks(mut self) -> Vec<Value> {
+    pub(crate) fn chunks(mut self) -> Vec<Value> {
         let mut chunks = Vec::new();
         while let Some(data) = self.next() {
             if data == "[DONE]" {

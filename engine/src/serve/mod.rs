@@ -1,0 +1,245 @@
+//! How does a node start, and how does it end?
+//!
+//! Start: read the file's header → size the pool, or refuse → bind every address → serve `/health`
+//! (503) while the weights load → start the engine's thread → say so in one line on stdout.
+//!
+//! End, on SIGTERM or SIGINT: refuse new requests (`/health` 503) → running ones finish, up to the
+//! grace period → stop accepting, let connections send their last bytes → stop the engine's thread
+//! → exit 0. A second signal, or stdin's end with `--exit-with-stdin`, ends the process at once.
+
+mod error;
+mod signals;
+mod size;
+mod sockets;
+
+use std::io::Write;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use prompt::PromptBuilder;
+use serde_json::json;
+use tokio::sync::oneshot;
+
+use crate::cli::Config;
+use crate::engine::{self, Handle, Parts};
+use crate::events::EventLog;
+use crate::metrics::Metrics;
+use crate::model::{GgufFile, Model, ModelOptions};
+use crate::progress::Progress;
+use crate::request::prepare::Served;
+use crate::server::{App, Loaded, Settings};
+pub use error::ServeError;
+use signals::{Signals, exit_with_stdin};
+pub use size::PoolSizeError;
+use size::{PoolSize, machine_memory, pool_size};
+use sockets::{Addresses, Sockets, carry_events};
+
+/// Time for connections to send their last bytes once all requests are done.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Runs a node until it is told to end.
+pub fn run(config: Config) -> Result<(), ServeError> {
+    if config.exit_with_stdin {
+        exit_with_stdin()?;
+    }
+    // Two threads: one writes streams while the other reads and tokenises. The cores are for the
+    // engine; see `Config::threads`.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|source| ServeError::System {
+            what: "cannot start the runtime",
+            source,
+        })?;
+    let served = runtime.block_on(serve(config));
+    // Not waited for: a replay to a slow joiner must not hold up the exit.
+    runtime.shutdown_background();
+    served
+}
+
+async fn serve(config: Config) -> Result<(), ServeError> {
+    let mut signals = Signals::new()?;
+    let file = GgufFile::open(&config.model)?;
+    let model = Model::config(file.header())?;
+    let block_bytes = Model::kv_block_bytes(&model, config.ops);
+    let pool = pool_size(
+        &model,
+        block_bytes,
+        config.kv_memory_bytes,
+        machine_memory(),
+    )?;
+    let metrics = Arc::new(Metrics::new(&config.model_id, pool.blocks as usize));
+    let settings = Settings {
+        model_id: Arc::from(config.model_id.as_str()),
+        token: config.token.clone(),
+        body_bytes_max: config.body_bytes_max,
+        read_timeout: config.read_timeout,
+    };
+    let app = App::new(settings, Arc::clone(&metrics));
+    let sockets = Sockets::bind(&config).await?;
+    let addresses = sockets.addresses.clone();
+    let accepting = tokio::spawn(Arc::clone(&app).accept(sockets.http));
+    let options = ModelOptions {
+        ops: config.ops,
+        threads: config.threads,
+        kv_blocks: pool.blocks as usize,
+    };
+    let loading = load(file, options, Progress::new(config.progress_json))?;
+    let Some(loaded) = signals.unless_ended(loading).await else {
+        return Ok(());
+    };
+    let (model, prompts) = loaded.unwrap_or(Err(ServeError::LoadPanicked))?;
+    let boot_id = uuid::Uuid::new_v4().to_string();
+    let events = sockets
+        .events
+        .is_some()
+        .then(|| Arc::new(EventLog::new(boot_id, config.replay_batches)));
+    let parts = parts(&config, model, &prompts, pool, metrics, events.clone());
+    let (engine, thread) = engine::start(parts).map_err(|source| ServeError::System {
+        what: "cannot start the engine's thread",
+        source,
+    })?;
+    if let Some(log) = events {
+        carry_events(&config, sockets.events, sockets.replay, log, &engine);
+    }
+    let model_id = Arc::from(config.model_id.as_str());
+    let served = Arc::new(Served::new(model_id, pool.max_model_len, prompts));
+    app.loaded(Loaded {
+        served,
+        engine: engine.clone(),
+    });
+    announce(&config, &addresses, pool);
+    let ended = tokio::select! {
+        () = signals.next() => Ok(()),
+        () = watch_engine(&engine) => Err(ServeError::EngineEnded),
+    };
+    tokio::select! {
+        () = wind_down(&config, &app, &engine, thread) => {}
+        () = signals.next() => tracing::warn!("second signal: exiting at once"),
+    }
+    accepting.abort();
+    ended
+}
+
+/// The steps of an orderly end, see the head of this file.
+async fn wind_down(config: &Config, app: &App, engine: &Handle, thread: JoinHandle<()>) {
+    tracing::info!(grace_s = config.drain.as_secs_f64(), "draining");
+    engine.drain();
+    if !engine.has_ended()
+        && tokio::time::timeout(config.drain, engine.idle())
+            .await
+            .is_err()
+    {
+        tracing::warn!("requests did not finish within the grace period; they are cut");
+    }
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, app.close()).await;
+    let engine = engine.clone();
+    let stop = move || {
+        engine.stop();
+        // A panic of the engine's thread has been reported where it happened.
+        let _ = thread.join();
+    };
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, tokio::task::spawn_blocking(stop)).await;
+}
+
+fn parts(
+    config: &Config,
+    mut model: Model,
+    prompts: &Arc<PromptBuilder>,
+    pool: PoolSize,
+    metrics: Arc<Metrics>,
+    events: Option<Arc<EventLog>>,
+) -> Parts {
+    let vocab = model.shape().vocab;
+    let tokenizer = Arc::clone(prompts);
+    Parts {
+        forward: Box::new(move |batch, logits| model.forward(batch, logits)),
+        token_bytes: Box::new(move |id| tokenizer.tokenizer().token_bytes(id).to_vec()),
+        vocab,
+        kv_blocks: pool.blocks,
+        step_tokens: config.step_tokens,
+        queue_max: config.queue_max,
+        metrics,
+        events,
+    }
+}
+
+type LoadOutcome = Result<(Model, Arc<PromptBuilder>), ServeError>;
+
+/// Loads on a thread of its own, not the runtime's: at a signal the process may leave it behind.
+fn load(
+    file: GgufFile,
+    options: ModelOptions,
+    mut progress: Progress,
+) -> Result<oneshot::Receiver<LoadOutcome>, ServeError> {
+    let (sender, receiver) = oneshot::channel();
+    let load = move || {
+        let outcome = load_parts(&file, &options, &mut |share| progress.report(share));
+        let _ = sender.send(outcome);
+    };
+    std::thread::Builder::new()
+        .name("load".into())
+        .spawn(load)
+        .map_err(|source| ServeError::System {
+            what: "cannot start the loading thread",
+            source,
+        })?;
+    Ok(receiver)
+}
+
+fn load_parts(
+    file: &GgufFile,
+    options: &ModelOptions,
+    progress: &mut dyn FnMut(f32),
+) -> LoadOutcome {
+    let path = || file.path().to_owned();
+    let prompts = PromptBuilder::from_gguf(file.header()).map_err(|source| ServeError::Prompt {
+        path: path(),
+        source,
+    })?;
+    let model = Model::load(file, options, progress)?;
+    let (tokens, vocab) = (prompts.tokenizer().vocab_size(), model.shape().vocab);
+    if tokens > vocab {
+        return Err(ServeError::Vocabulary {
+            path: path(),
+            tokens,
+            vocab,
+        });
+    }
+    Ok((model, Arc::new(prompts)))
+}
+
+/// Ends when the engine's thread does, which it does on its own only by a panic.
+async fn watch_engine(engine: &Handle) {
+    let mut tick = tokio::time::interval(Duration::from_millis(200));
+    while !engine.has_ended() {
+        tick.tick().await;
+    }
+}
+
+/// The one line on stdout that says the node is ready.
+fn announce(config: &Config, addresses: &Addresses, pool: PoolSize) {
+    let line = json!({
+        "listening": format!("http://{}", addresses.http),
+        "events": addresses.events,
+        "replay": addresses.replay,
+        "model": config.model_id,
+        "pid": std::process::id(),
+        "kv_blocks": pool.blocks,
+        "max_model_len": pool.max_model_len,
+    });
+    let mut stdout = std::io::stdout().lock();
+    // A closed stdout is no reason not to serve.
+    let _ = writeln!(stdout, "{line}");
+    let _ = stdout.flush();
+    tracing::info!(
+        listening = %addresses.http,
+        model = config.model_id,
+        kv_blocks = pool.blocks,
+        max_model_len = pool.max_model_len,
+        threads = config.threads,
+        "ready"
+    );
+}
