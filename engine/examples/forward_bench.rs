@@ -20,19 +20,27 @@ const DECODE_STEPS: usize = 24;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let path = arguments
-        .next()
-        .map_or_else(|| "models/SmolLM2-135M-Instruct.Q4_1.gguf".into(), PathBuf::from);
+    let path = arguments.next().map_or_else(
+        || "models/SmolLM2-135M-Instruct.Q4_1.gguf".into(),
+        PathBuf::from,
+    );
     let threads = match arguments.next() {
         Some(threads) => threads.parse()?,
         None => std::thread::available_parallelism()?.get(),
     };
     let start = Instant::now();
     let kv_blocks = BLOCKS_PER_SEQUENCE * SEQUENCES_MAX;
-    let options = ModelOptions { ops: OpsKind::Cpu, threads, kv_blocks };
+    let options = ModelOptions {
+        ops: OpsKind::Cpu,
+        threads,
+        kv_blocks,
+    };
     let mut model = Model::load(&GgufFile::open(&path)?, &options, &mut |_| ())?;
     let (seconds, bytes) = (start.elapsed().as_secs_f64(), model.weight_bytes());
-    println!("loaded in {seconds:.2} s, {:.1} MB of weights, {threads} threads", bytes as f64 / 1e6);
+    println!(
+        "loaded in {seconds:.2} s, {:.1} MB of weights, {threads} threads",
+        bytes as f64 / 1e6
+    );
     for tokens in [512, 2048] {
         let rates = rounds(|| prefill(&mut model, tokens))?;
         println!("prefill of {tokens}: {rates} tokens/s");
@@ -50,26 +58,41 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn rounds(
     mut round: impl FnMut() -> Result<f64, Box<dyn Error>>,
 ) -> Result<String, Box<dyn Error>> {
-    let mut rates = (0..ROUNDS).map(|_| round()).collect::<Result<Vec<f64>, _>>()?;
+    let mut rates = (0..ROUNDS)
+        .map(|_| round())
+        .collect::<Result<Vec<f64>, _>>()?;
     rates.sort_by(f64::total_cmp);
-    Ok(format!("median {:.0}, best {:.0}", rates[ROUNDS / 2], rates[ROUNDS - 1]))
+    Ok(format!(
+        "median {:.0}, best {:.0}",
+        rates[ROUNDS / 2],
+        rates[ROUNDS - 1]
+    ))
 }
 
 fn blocks(sequence: usize) -> Vec<BlockId> {
     let first = sequence * BLOCKS_PER_SEQUENCE;
-    (first..first + BLOCKS_PER_SEQUENCE).map(|block| BlockId(block as u32)).collect()
+    (first..first + BLOCKS_PER_SEQUENCE)
+        .map(|block| BlockId(block as u32))
+        .collect()
 }
 
 /// Token ids without meaning; the time does not depend on them.
 fn tokens(count: usize) -> Vec<u32> {
-    (0..count as u32).map(|index| 1_000 + index * 37 % 40_000).collect()
+    (0..count as u32)
+        .map(|index| 1_000 + index * 37 % 40_000)
+        .collect()
 }
 
 fn prefill(model: &mut Model, count: usize) -> Result<f64, Box<dyn Error>> {
     let (tokens, blocks, mut logits) = (tokens(count), blocks(0), Vec::new());
     let start = Instant::now();
     for (index, chunk) in tokens.chunks(512).enumerate() {
-        let input = SeqInput { tokens: chunk, start: index * 512, blocks: &blocks, logits_last: 1 };
+        let input = SeqInput {
+            tokens: chunk,
+            start: index * 512,
+            blocks: &blocks,
+            logits_last: 1,
+        };
         model.forward(&[input], &mut logits)?;
     }
     Ok(count as f64 / start.elapsed().as_secs_f64())
@@ -77,7 +100,12 @@ fn prefill(model: &mut Model, count: usize) -> Result<f64, Box<dyn Error>> {
 
 fn fill(model: &mut Model, sequence: usize, count: usize) -> Result<(), Box<dyn Error>> {
     let (tokens, blocks) = (tokens(count), blocks(sequence));
-    let input = SeqInput { tokens: &tokens, start: 0, blocks: &blocks, logits_last: 0 };
+    let input = SeqInput {
+        tokens: &tokens,
+        start: 0,
+        blocks: &blocks,
+        logits_last: 0,
+    };
     Ok(model.forward(&[input], &mut Vec::new())?)
 }
 

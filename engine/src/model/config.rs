@@ -41,9 +41,13 @@ impl ModelConfig {
             .metadata
             .get("general.architecture")
             .and_then(|value| value.as_str())
-            .ok_or_else(|| ModelError::Metadata { key: "general.architecture".into() })?;
+            .ok_or_else(|| ModelError::Metadata {
+                key: "general.architecture".into(),
+            })?;
         if architecture != "llama" {
-            return Err(ModelError::Architecture { found: architecture.to_owned() });
+            return Err(ModelError::Architecture {
+                found: architecture.to_owned(),
+            });
         }
         let width = size(header, "llama.embedding_length")?;
         let heads = size(header, "llama.attention.head_count")?;
@@ -77,14 +81,37 @@ impl ModelConfig {
 
     fn check(&self, header: &Header) -> Result<(), ModelError> {
         // Heads are handled in vectors of 16, and rope splits a head in two halves.
-        require(self.head_dim % 32 == 0 && self.head_dim <= 256, "head size", self.head_dim, "a multiple of 32, at most 256")?;
+        require(
+            self.head_dim.is_multiple_of(32) && self.head_dim <= 256,
+            "head size",
+            self.head_dim,
+            "a multiple of 32, at most 256",
+        )?;
         // Weights and activations are quantised in blocks of 32.
-        require(self.width % 32 == 0, "llama.embedding_length", self.width, "a multiple of 32")?;
-        require(self.ff % 32 == 0, "llama.feed_forward_length", self.ff, "a multiple of 32")?;
+        require(
+            self.width.is_multiple_of(32),
+            "llama.embedding_length",
+            self.width,
+            "a multiple of 32",
+        )?;
+        require(
+            self.ff.is_multiple_of(32),
+            "llama.feed_forward_length",
+            self.ff,
+            "a multiple of 32",
+        )?;
         if let Some(rotated) = optional_size(header, "llama.rope.dimension_count")? {
-            require(rotated == self.head_dim, "llama.rope.dimension_count", rotated, "the head size")?;
+            require(
+                rotated == self.head_dim,
+                "llama.rope.dimension_count",
+                rotated,
+                "the head size",
+            )?;
         }
-        let scaling = header.metadata.get("llama.rope.scaling.type").and_then(|v| v.as_str());
+        let scaling = header
+            .metadata
+            .get("llama.rope.scaling.type")
+            .and_then(|v| v.as_str());
         if let Some(kind) = scaling.filter(|kind| *kind != "none") {
             return Err(ModelError::Value {
                 key: "llama.rope.scaling.type".into(),
@@ -92,7 +119,11 @@ impl ModelConfig {
                 allowed: "none (scaled rope is not supported yet)".into(),
             });
         }
-        if header.tensors.iter().any(|tensor| tensor.name == "rope_freqs.weight") {
+        if header
+            .tensors
+            .iter()
+            .any(|tensor| tensor.name == "rope_freqs.weight")
+        {
             return Err(ModelError::Value {
                 key: "rope_freqs.weight".into(),
                 found: "present".into(),
@@ -107,7 +138,11 @@ fn require(holds: bool, key: &str, found: usize, allowed: &str) -> Result<(), Mo
     if holds {
         return Ok(());
     }
-    Err(ModelError::Value { key: key.into(), found: found.to_string(), allowed: allowed.into() })
+    Err(ModelError::Value {
+        key: key.into(),
+        found: found.to_string(),
+        allowed: allowed.into(),
+    })
 }
 
 /// The vocabulary's size is that of the embedding table: some files carry no `vocab_size`, and
@@ -117,7 +152,9 @@ fn vocabulary(header: &Header) -> Result<usize, ModelError> {
         .tensors
         .iter()
         .find(|tensor| tensor.name == "token_embd.weight")
-        .ok_or_else(|| ModelError::TensorMissing { name: "token_embd.weight".into() })?;
+        .ok_or_else(|| ModelError::TensorMissing {
+            name: "token_embd.weight".into(),
+        })?;
     let rows = table.dims.get(1).copied().unwrap_or(0);
     in_range("vocabulary", rows)
 }
@@ -127,8 +164,12 @@ fn size(header: &Header, key: &str) -> Result<usize, ModelError> {
 }
 
 fn optional_size(header: &Header, key: &str) -> Result<Option<usize>, ModelError> {
-    let Some(value) = header.metadata.get(key) else { return Ok(None) };
-    let value = value.as_u64().ok_or_else(|| ModelError::Metadata { key: key.into() })?;
+    let Some(value) = header.metadata.get(key) else {
+        return Ok(None);
+    };
+    let value = value
+        .as_u64()
+        .ok_or_else(|| ModelError::Metadata { key: key.into() })?;
     in_range(key, value).map(Some)
 }
 
@@ -144,7 +185,9 @@ fn in_range(key: &str, value: u64) -> Result<usize, ModelError> {
 }
 
 fn float(header: &Header, key: &str) -> Result<Option<f32>, ModelError> {
-    let Some(value) = header.metadata.get(key) else { return Ok(None) };
+    let Some(value) = header.metadata.get(key) else {
+        return Ok(None);
+    };
     match value.as_f64() {
         Some(number) if number.is_finite() && number > 0.0 => Ok(Some(number as f32)),
         _ => Err(ModelError::Value {

@@ -23,11 +23,20 @@ pub struct GgufFile {
 impl GgufFile {
     /// Maps the file and reads its header. A truncated or foreign file is refused here.
     pub fn open(path: &Path) -> Result<GgufFile, ModelError> {
-        let open_error = |source| ModelError::Open { path: path.to_owned(), source };
+        let open_error = |source| ModelError::Open {
+            path: path.to_owned(),
+            source,
+        };
         let mapping = Mapping::open(path).map_err(open_error)?;
-        let header = Header::parse(mapping.bytes())
-            .map_err(|source| ModelError::Header { path: path.to_owned(), source })?;
-        Ok(GgufFile { path: path.to_owned(), mapping, header })
+        let header = Header::parse(mapping.bytes()).map_err(|source| ModelError::Header {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(GgufFile {
+            path: path.to_owned(),
+            mapping,
+            header,
+        })
     }
 
     /// The metadata and the list of tensors.
@@ -44,6 +53,8 @@ impl GgufFile {
     pub(crate) fn tensor_bytes(&self, tensor: &TensorInfo) -> Option<&[u8]> {
         let start = self.header.data_offset.checked_add(tensor.offset)?;
         let end = start.checked_add(tensor.bytes)?;
-        self.mapping.bytes().get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
+        self.mapping
+            .bytes()
+            .get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
     }
 }

@@ -40,10 +40,19 @@ impl<O: Ops> Llama<O> {
         weights: Weights<O::Matrix>,
         kv_blocks: usize,
     ) -> Llama<O> {
-        let shape =
-            KvShape { blocks: kv_blocks, heads: config.kv_heads, head_dim: config.head_dim };
+        let shape = KvShape {
+            blocks: kv_blocks,
+            heads: config.kv_heads,
+            head_dim: config.head_dim,
+        };
         let kv = KvStorage::new(config.layers, shape);
-        Llama { config, ops, weights, kv, scratch: Scratch::new::<O>() }
+        Llama {
+            config,
+            ops,
+            weights,
+            kv,
+            scratch: Scratch::new::<O>(),
+        }
     }
 
     /// Bytes of the packed weights.
@@ -58,7 +67,13 @@ impl<O: Ops> Llama<O> {
 
     /// One pass over a checked batch.
     pub(crate) fn forward(&mut self, batch: &[SeqInput<'_>], logits: &mut Vec<f32>) {
-        let Llama { config, ops, weights, kv, scratch } = self;
+        let Llama {
+            config,
+            ops,
+            weights,
+            kv,
+            scratch,
+        } = self;
         scratch.prepare(config, batch);
         ops.embed(&weights.table, &scratch.tokens, &mut scratch.x);
         for (index, layer) in weights.layers.iter().enumerate() {
@@ -70,8 +85,13 @@ impl<O: Ops> Llama<O> {
         logits.resize(rows * config.vocab, 0.0);
         if rows > 0 {
             let output = weights.output.as_ref().unwrap_or(&weights.table);
-            ops.norm(&scratch.x, &weights.output_norm, config.rms_eps, &mut scratch.last);
-            ops.project(&scratch.last, &mut [(output, logits)]);
+            ops.norm(
+                &scratch.x,
+                &weights.output_norm,
+                config.rms_eps,
+                &mut scratch.last,
+            );
+            ops.project(&scratch.last, [(output, logits)]);
         }
     }
 }
@@ -84,13 +104,30 @@ fn attention<O: Ops>(
     kv: &mut KvStorage<O::KvValue>,
     scratch: &mut Scratch<O::Input>,
 ) {
-    let Scratch { tokens, rotation, x, queries, keys, values, attention_input: input, attended, .. } =
-        scratch;
-    let heads = Heads { heads: config.heads, kv_heads: config.kv_heads, dim: config.head_dim };
+    let Scratch {
+        tokens,
+        rotation,
+        x,
+        queries,
+        keys,
+        values,
+        attention_input: input,
+        attended,
+        ..
+    } = scratch;
+    let heads = Heads {
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        dim: config.head_dim,
+    };
     ops.norm(x, &layer.attention_norm, config.rms_eps, input);
     ops.project(
         input,
-        &mut [(&layer.query, queries), (&layer.key, keys), (&layer.value, values)],
+        [
+            (&layer.query, queries),
+            (&layer.key, keys),
+            (&layer.value, values),
+        ],
     );
     ops.rotate(queries, tokens.len(), rotation);
     ops.rotate(keys, tokens.len(), rotation);
@@ -105,7 +142,12 @@ fn feed_forward<O: Ops>(
     layer: &Layer<O::Matrix>,
     scratch: &mut Scratch<O::Input>,
 ) {
-    let Scratch { x, ff_input: input, hidden, .. } = scratch;
+    let Scratch {
+        x,
+        ff_input: input,
+        hidden,
+        ..
+    } = scratch;
     ops.norm(x, &layer.ff_norm, config.rms_eps, input);
     ops.gated(input, &layer.gate, &layer.up, hidden);
     ops.project_add(hidden, &layer.down, x);
@@ -145,9 +187,12 @@ impl<I> Scratch<I> {
         }
         let rows = self.tokens.len();
         self.x.resize(rows * config.width, 0.0);
-        self.queries.resize(rows * config.heads * config.head_dim, 0.0);
-        self.keys.resize(rows * config.kv_heads * config.head_dim, 0.0);
-        self.values.resize(rows * config.kv_heads * config.head_dim, 0.0);
+        self.queries
+            .resize(rows * config.heads * config.head_dim, 0.0);
+        self.keys
+            .resize(rows * config.kv_heads * config.head_dim, 0.0);
+        self.values
+            .resize(rows * config.kv_heads * config.head_dim, 0.0);
     }
 
     /// Keeps the rows of `x` whose logits are wanted, and says how many.
@@ -157,7 +202,8 @@ impl<I> Scratch<I> {
             end += seq.tokens.len();
             for row in end - seq.logits_last..end {
                 let start = row * config.width;
-                self.x.copy_within(start..start + config.width, kept * config.width);
+                self.x
+                    .copy_within(start..start + config.width, kept * config.width);
                 kept += 1;
             }
         }

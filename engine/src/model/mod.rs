@@ -23,9 +23,9 @@ pub use error::{ForwardError, ModelError};
 pub use file::GgufFile;
 
 use crate::ops::Ops;
-use crate::ops::cpu::{CpuOps, Portable};
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Avx2, Avx512, Isa as _};
+use crate::ops::cpu::{CpuOps, Portable};
 use crate::ops::reference::ReferenceOps;
 use llama::Llama;
 
@@ -136,7 +136,9 @@ impl Model {
         options: &ModelOptions,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Model, ModelError> {
-        let best = Variant::ALL.into_iter().find(|variant| variant.is_available());
+        let best = Variant::ALL
+            .into_iter()
+            .find(|variant| variant.is_available());
         Model::load_on(best.unwrap_or(Variant::Portable), file, options, progress)
     }
 
@@ -149,10 +151,21 @@ impl Model {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Model, ModelError> {
         if options.threads == 0 || options.kv_blocks == 0 || options.kv_blocks > u32::MAX as usize {
-            let what = if options.threads == 0 { "threads" } else { "kv_blocks" };
-            return Err(ModelError::Options { what, allowed: "at least 1 and below 2^32" });
+            let what = if options.threads == 0 {
+                "threads"
+            } else {
+                "kv_blocks"
+            };
+            return Err(ModelError::Options {
+                what,
+                allowed: "at least 1 and below 2^32",
+            });
         }
-        let loading = Loading { file, config: Model::config(file.header())?, options };
+        let loading = Loading {
+            file,
+            config: Model::config(file.header())?,
+            options,
+        };
         match options.ops {
             OpsKind::Reference => loading.run_on(ReferenceOps::new(options.threads), progress),
             OpsKind::Cpu => loading.run_on_variant(variant, progress),
@@ -173,7 +186,11 @@ impl Model {
     pub fn copy_block(&mut self, from: BlockId, to: BlockId) {
         for block in [from, to] {
             let pool = self.kv_blocks;
-            assert!((block.0 as usize) < pool, "block {} of a pool of {pool}", block.0);
+            assert!(
+                (block.0 as usize) < pool,
+                "block {} of a pool of {pool}",
+                block.0
+            );
         }
         self.runner.copy_block(from, to);
     }
@@ -201,7 +218,10 @@ impl Model {
             for block in &seq.blocks[seq.start / BLOCK_TOKENS..end] {
                 let last_pass = &mut self.written_in[block.0 as usize];
                 if *last_pass == self.passes {
-                    return Err(ForwardError::BlockTwice { sequence, block: block.0 });
+                    return Err(ForwardError::BlockTwice {
+                        sequence,
+                        block: block.0,
+                    });
                 }
                 *last_pass = self.passes;
             }
@@ -215,22 +235,47 @@ impl Model {
         if tokens == 0 {
             return Err(ForwardError::Empty { sequence });
         }
-        if let Some(token) = seq.tokens.iter().copied().find(|token| *token as usize >= vocab) {
-            return Err(ForwardError::Token { sequence, token, vocab });
+        if let Some(token) = seq
+            .tokens
+            .iter()
+            .copied()
+            .find(|token| *token as usize >= vocab)
+        {
+            return Err(ForwardError::Token {
+                sequence,
+                token,
+                vocab,
+            });
         }
         let end = seq.start.saturating_add(tokens);
         if end > context {
-            return Err(ForwardError::Context { sequence, end, context });
+            return Err(ForwardError::Context {
+                sequence,
+                end,
+                context,
+            });
         }
         let needed = end.div_ceil(BLOCK_TOKENS);
         let Some(blocks) = seq.blocks.get(..needed) else {
-            return Err(ForwardError::BlocksShort { sequence, have: seq.blocks.len(), end });
+            return Err(ForwardError::BlocksShort {
+                sequence,
+                have: seq.blocks.len(),
+                end,
+            });
         };
         if let Some(block) = blocks.iter().find(|block| block.0 as usize >= pool) {
-            return Err(ForwardError::Block { sequence, block: block.0, pool });
+            return Err(ForwardError::Block {
+                sequence,
+                block: block.0,
+                pool,
+            });
         }
         if seq.logits_last > tokens {
-            return Err(ForwardError::Logits { sequence, wanted: seq.logits_last, tokens });
+            return Err(ForwardError::Logits {
+                sequence,
+                wanted: seq.logits_last,
+                tokens,
+            });
         }
         Ok(())
     }
@@ -238,7 +283,9 @@ impl Model {
 
 impl std::fmt::Debug for Model {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Model").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("Model")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
     }
 }
 
@@ -256,21 +303,25 @@ impl Loading<'_> {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Model, ModelError> {
         let threads = self.options.threads;
-        let missing = || ModelError::Variant { wanted: variant.as_str() };
+        let missing = || ModelError::Variant {
+            wanted: variant.as_str(),
+        };
         match variant {
             #[cfg(target_arch = "x86_64")]
-            Variant::Avx512 => {
-                self.run_on(CpuOps::<Avx512>::new(threads).ok_or_else(missing)?, progress)
-            }
+            Variant::Avx512 => self.run_on(
+                CpuOps::<Avx512>::new(threads).ok_or_else(missing)?,
+                progress,
+            ),
             #[cfg(target_arch = "x86_64")]
             Variant::Avx2 => {
                 self.run_on(CpuOps::<Avx2>::new(threads).ok_or_else(missing)?, progress)
             }
             #[cfg(not(target_arch = "x86_64"))]
             Variant::Avx512 | Variant::Avx2 => Err(missing()),
-            Variant::Portable => {
-                self.run_on(CpuOps::<Portable>::new(threads).ok_or_else(missing)?, progress)
-            }
+            Variant::Portable => self.run_on(
+                CpuOps::<Portable>::new(threads).ok_or_else(missing)?,
+                progress,
+            ),
         }
     }
 
@@ -279,7 +330,11 @@ impl Loading<'_> {
         mut ops: O,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Model, ModelError> {
-        let Loading { file, config, options } = self;
+        let Loading {
+            file,
+            config,
+            options,
+        } = self;
         let weights = weights::load(file, &config, &mut ops, progress)?;
         let llama = Llama::new(config, ops, weights, options.kv_blocks);
         Ok(Model {

@@ -43,10 +43,21 @@ pub(crate) fn load<O: Ops>(
     ops: &mut O,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Weights<O::Matrix>, ModelError> {
-    let mut loader = Loader { file, ops, progress, done_bytes: 0, total_bytes: total(file) };
+    let mut loader = Loader {
+        file,
+        ops,
+        progress,
+        done_bytes: 0,
+        total_bytes: total(file),
+    };
     let (width, ff) = (config.width, config.ff);
-    let (queries, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-    let rotary = RowOrder::Rotary { head_dim: config.head_dim };
+    let (queries, keys) = (
+        config.heads * config.head_dim,
+        config.kv_heads * config.head_dim,
+    );
+    let rotary = RowOrder::Rotary {
+        head_dim: config.head_dim,
+    };
     let table = loader.matrix("token_embd.weight", config.vocab, width, RowOrder::Plain)?;
     let mut layers = Vec::with_capacity(config.layers);
     for layer in 0..config.layers {
@@ -56,7 +67,12 @@ pub(crate) fn load<O: Ops>(
             query: loader.matrix(&name("attn_q"), queries, width, rotary)?,
             key: loader.matrix(&name("attn_k"), keys, width, rotary)?,
             value: loader.matrix(&name("attn_v"), keys, width, RowOrder::Plain)?,
-            attention_output: loader.matrix(&name("attn_output"), width, queries, RowOrder::Plain)?,
+            attention_output: loader.matrix(
+                &name("attn_output"),
+                width,
+                queries,
+                RowOrder::Plain,
+            )?,
             ff_norm: loader.vector(&name("ffn_norm"), width)?,
             gate: loader.matrix(&name("ffn_gate"), ff, width, RowOrder::Plain)?,
             up: loader.matrix(&name("ffn_up"), ff, width, RowOrder::Plain)?,
@@ -69,7 +85,12 @@ pub(crate) fn load<O: Ops>(
         None => None,
     };
     progress(1.0);
-    Ok(Weights { table, layers, output_norm, output })
+    Ok(Weights {
+        table,
+        layers,
+        output_norm,
+        output,
+    })
 }
 
 impl<M> Weights<M> {
@@ -78,7 +99,15 @@ impl<M> Weights<M> {
         self.layers
             .iter()
             .flat_map(|l| {
-                [&l.query, &l.key, &l.value, &l.attention_output, &l.gate, &l.up, &l.down]
+                [
+                    &l.query,
+                    &l.key,
+                    &l.value,
+                    &l.attention_output,
+                    &l.gate,
+                    &l.up,
+                    &l.down,
+                ]
             })
             .chain([&self.table])
             .chain(&self.output)
@@ -86,11 +115,18 @@ impl<M> Weights<M> {
 }
 
 fn find<'a>(file: &'a GgufFile, name: &str) -> Option<&'a TensorInfo> {
-    file.header().tensors.iter().find(|tensor| tensor.name == name)
+    file.header()
+        .tensors
+        .iter()
+        .find(|tensor| tensor.name == name)
 }
 
 fn total(file: &GgufFile) -> u64 {
-    file.header().tensors.iter().map(|tensor| tensor.bytes).sum()
+    file.header()
+        .tensors
+        .iter()
+        .map(|tensor| tensor.bytes)
+        .sum()
 }
 
 struct Loader<'a, O> {
@@ -110,7 +146,15 @@ impl<'a, O: Ops> Loader<'a, O> {
         order: RowOrder,
     ) -> Result<O::Matrix, ModelError> {
         let (dtype, bytes) = self.stored(name, &[cols as u64, rows as u64])?;
-        let matrix = self.ops.pack(&Tensor { dtype, rows, cols, bytes }, order);
+        let matrix = self.ops.pack(
+            &Tensor {
+                dtype,
+                rows,
+                cols,
+                bytes,
+            },
+            order,
+        );
         self.done_bytes += bytes.len() as u64;
         (self.progress)(self.done_bytes as f32 / self.total_bytes.max(1) as f32);
         Ok(matrix)
@@ -125,7 +169,9 @@ impl<'a, O: Ops> Loader<'a, O> {
 
     /// A tensor's format and bytes, if it has the shape.
     fn stored(&self, name: &str, shape: &[u64]) -> Result<(Dtype, &'a [u8]), ModelError> {
-        let missing = || ModelError::TensorMissing { name: name.to_owned() };
+        let missing = || ModelError::TensorMissing {
+            name: name.to_owned(),
+        };
         let tensor = find(self.file, name).ok_or_else(missing)?;
         if tensor.dims != shape {
             return Err(ModelError::TensorShape {

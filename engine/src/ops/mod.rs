@@ -114,7 +114,11 @@ pub trait Ops: Send {
     fn norm(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut Self::Input);
 
     /// Each part's output = its matrix × the input rows.
-    fn project(&mut self, input: &Self::Input, parts: &mut [(&Self::Matrix, &mut [f32])]);
+    fn project<const P: usize>(
+        &mut self,
+        input: &Self::Input,
+        parts: [(&Self::Matrix, &mut [f32]); P],
+    );
 
     /// `x` += matrix × the input rows.
     fn project_add(&mut self, input: &Self::Input, matrix: &Self::Matrix, x: &mut [f32]);
@@ -155,5 +159,8 @@ pub trait Ops: Send {
 /// Where a position's key or value goes: the tile and the slot in it.
 fn slot(shape: KvShape, layer: usize, blocks: &[BlockId], position: usize) -> (usize, usize) {
     let block = blocks[position / crate::kv::storage::BLOCK_TOKENS];
-    (shape.tile_start(layer, block, 0), position % crate::kv::storage::BLOCK_TOKENS)
+    (
+        shape.tile_start(layer, block, 0),
+        position % crate::kv::storage::BLOCK_TOKENS,
+    )
 }

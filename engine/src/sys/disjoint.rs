@@ -1,5 +1,8 @@
 //! A slice that several threads write, each to its own ranges.
-#![expect(unsafe_code, reason = "that the ranges do not overlap is known to the kernels only")]
+#![expect(
+    unsafe_code,
+    reason = "that the ranges do not overlap is known to the kernels only"
+)]
 
 use std::marker::PhantomData;
 
@@ -18,7 +21,11 @@ unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 impl<'a, T> Disjoint<'a, T> {
     /// Takes the slice for as long as the parts are in use.
     pub fn new(slice: &'a mut [T]) -> Self {
-        Disjoint { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
+        Disjoint {
+            start: slice.as_mut_ptr(),
+            len: slice.len(),
+            slice: PhantomData,
+        }
     }
 
     /// Values in the slice.
@@ -35,9 +42,16 @@ impl<'a, T> Disjoint<'a, T> {
     ///
     /// # Safety
     /// No two ranges in use at the same time may overlap.
-    #[expect(clippy::mut_from_ref, reason = "this is the point of the type; the caller promises")]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "this is the point of the type; the caller promises"
+    )]
     pub unsafe fn range(&self, start: usize, len: usize) -> &mut [T] {
-        assert!(start <= self.len && len <= self.len - start, "{start}+{len} of {}", self.len);
+        assert!(
+            start <= self.len && len <= self.len - start,
+            "{start}+{len} of {}",
+            self.len
+        );
         // SAFETY: inside the slice by the assert; not aliased by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }

@@ -1,5 +1,8 @@
 //! A file mapped read-only, as a slice of bytes.
-#![expect(unsafe_code, reason = "mapping a file is a promise about the file that Rust cannot check")]
+#![expect(
+    unsafe_code,
+    reason = "mapping a file is a promise about the file that Rust cannot check"
+)]
 
 use std::fs::File;
 use std::io;
@@ -14,7 +17,10 @@ impl Mapping {
     pub fn open(path: &Path) -> io::Result<Mapping> {
         let file = File::open(path)?;
         if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "not a regular file",
+            ));
         }
         // SAFETY: the mapping is private and read-only. Another process that shortens or
         // rewrites the file while it is mapped would break the promise; model files are

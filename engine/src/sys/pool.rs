@@ -13,7 +13,10 @@
 //!
 //! The caller waits for the last chunks in the same way: spins, then sleeps. So nobody burns a
 //! core that a descheduled thread needs.
-#![expect(unsafe_code, reason = "a closure on the caller's stack is lent to threads that outlive it")]
+#![expect(
+    unsafe_code,
+    reason = "a closure on the caller's stack is lent to threads that outlive it"
+)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
@@ -86,7 +89,9 @@ impl Pool {
             return;
         }
         let shared = &*self.shared;
-        shared.work.store((&raw const work).cast_mut().cast(), Ordering::Relaxed);
+        shared
+            .work
+            .store((&raw const work).cast_mut().cast(), Ordering::Relaxed);
         shared.unfinished.store(chunks, Ordering::Relaxed);
         // SeqCst against the sleeper's own pair: it counts itself, then looks at `unclaimed`.
         shared.unclaimed.store(chunks, Ordering::SeqCst);
@@ -115,7 +120,9 @@ impl Pool {
         self.run(len.div_ceil(chunk_len), &|chunk| {
             let start = chunk * chunk_len;
             // SAFETY: `run` calls with each index once, and the chunks do not overlap.
-            work(chunk, unsafe { shared.range(start, chunk_len.min(len - start)) });
+            work(chunk, unsafe {
+                shared.range(start, chunk_len.min(len - start))
+            });
         });
     }
 }
@@ -140,7 +147,9 @@ impl Shared {
     /// Claims and runs one chunk; false if there is none to claim.
     fn work_one(&self) -> bool {
         let claim = |left: usize| left.checked_sub(1);
-        let Ok(left) = self.unclaimed.fetch_update(Ordering::Acquire, Ordering::Relaxed, claim)
+        let Ok(left) = self
+            .unclaimed
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, claim)
         else {
             return false;
         };
@@ -169,7 +178,10 @@ impl Shared {
         self.caller_sleeps.store(true, Ordering::SeqCst);
         let mut guard = self.locked();
         while self.unfinished.load(Ordering::SeqCst) != 0 {
-            guard = self.wake_caller.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            guard = self
+                .wake_caller
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         drop(guard);
         self.caller_sleeps.store(false, Ordering::SeqCst);
@@ -179,16 +191,18 @@ impl Shared {
     fn serve(&self) {
         while !self.stop.load(Ordering::Relaxed) {
             while self.work_one() {}
-            let look = || {
-                self.unclaimed.load(Ordering::Relaxed) > 0 || self.stop.load(Ordering::Relaxed)
-            };
+            let look =
+                || self.unclaimed.load(Ordering::Relaxed) > 0 || self.stop.load(Ordering::Relaxed);
             if spin_until(look) {
                 continue;
             }
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             let mut guard = self.locked();
             while self.unclaimed.load(Ordering::SeqCst) == 0 && !self.stop.load(Ordering::SeqCst) {
-                guard = self.wake_workers.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                guard = self
+                    .wake_workers
+                    .wait(guard)
+                    .unwrap_or_else(PoisonError::into_inner);
             }
             drop(guard);
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -230,7 +244,11 @@ mod tests {
                 pool.run(chunks, &|chunk| {
                     counts[chunk].fetch_add(1, Ordering::Relaxed);
                 });
-                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+                assert!(
+                    counts
+                        .iter()
+                        .all(|count| count.load(Ordering::Relaxed) == 1)
+                );
             }
         }
     }

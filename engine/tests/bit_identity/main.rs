@@ -36,13 +36,20 @@ fn file_of(bytes: &[u8]) -> tempfile::NamedTempFile {
 
 fn load(path: &Path, variant: Variant, threads: usize) -> Model {
     let file = GgufFile::open(path).expect("the model opens");
-    let options = ModelOptions { ops: OpsKind::Cpu, threads, kv_blocks: BLOCKS * SEQUENCES };
+    let options = ModelOptions {
+        ops: OpsKind::Cpu,
+        threads,
+        kv_blocks: BLOCKS * SEQUENCES,
+    };
     Model::load_on(variant, &file, &options, &mut |_| ()).expect("the model loads")
 }
 
 /// The blocks of a slot, in an order that is not that of memory.
 fn blocks(slot: usize) -> Vec<BlockId> {
-    (0..BLOCKS).rev().map(|block| BlockId((block * SEQUENCES + slot) as u32)).collect()
+    (0..BLOCKS)
+        .rev()
+        .map(|block| BlockId((block * SEQUENCES + slot) as u32))
+        .collect()
 }
 
 fn runs(prompts: &[Vec<u32>]) -> Vec<Run> {
@@ -59,7 +66,13 @@ fn runs(prompts: &[Vec<u32>]) -> Vec<Run> {
 fn step(model: &mut Model, runs: &mut [Run], counts: &[usize]) {
     let vocab = model.shape().vocab;
     let mut logits = Vec::new();
-    let taking = || counts.iter().copied().enumerate().filter(|(_, count)| *count > 0);
+    let taking = || {
+        counts
+            .iter()
+            .copied()
+            .enumerate()
+            .filter(|(_, count)| *count > 0)
+    };
     let batch: Vec<SeqInput<'_>> = taking()
         .map(|(index, count)| SeqInput {
             tokens: &runs[index].tokens[runs[index].done..][..count],
@@ -72,7 +85,9 @@ fn step(model: &mut Model, runs: &mut [Run], counts: &[usize]) {
     let mut rows = logits.chunks_exact(vocab);
     for (index, count) in taking() {
         let bits = |row: &[f32]| row.iter().map(|logit| logit.to_bits()).collect();
-        runs[index].logits.extend(rows.by_ref().take(count).map(bits));
+        runs[index]
+            .logits
+            .extend(rows.by_ref().take(count).map(bits));
         runs[index].done += count;
     }
     assert!(rows.next().is_none());
@@ -124,16 +139,28 @@ fn after_prefix(model: &mut Model, prompt: &[u32], split: usize) -> Vec<Vec<u32>
 
 fn check(model: &mut Model, prompts: &[Vec<u32>], expected: &[Vec<Vec<u32>>], noise: &mut Noise) {
     assert!(alone(model, prompts) == expected, "alone");
-    assert!(together(model, prompts, noise) == expected, "together, in chunks");
-    for (prompt, expected) in prompts.iter().zip(expected).filter(|(prompt, _)| prompt.len() > 1) {
+    assert!(
+        together(model, prompts, noise) == expected,
+        "together, in chunks"
+    );
+    for (prompt, expected) in prompts
+        .iter()
+        .zip(expected)
+        .filter(|(prompt, _)| prompt.len() > 1)
+    {
         let split = 1 + noise.below(prompt.len() - 1);
         let found = after_prefix(model, prompt, split);
-        assert!(found == expected[split..], "after a cached prefix of {split} tokens");
+        assert!(
+            found == expected[split..],
+            "after a cached prefix of {split} tokens"
+        );
     }
 }
 
 fn prompts(noise: &mut Noise, vocab: usize, lens: &[usize]) -> Vec<Vec<u32>> {
-    lens.iter().map(|len| (0..*len).map(|_| noise.below(vocab) as u32).collect()).collect()
+    lens.iter()
+        .map(|len| (0..*len).map(|_| noise.below(vocab) as u32).collect())
+        .collect()
 }
 
 /// Would catch a sum that is cut differently for more rows, another tile or another thread; a
@@ -146,7 +173,10 @@ fn no_bit_depends_on_company_chunks_threads_or_variant() {
     let expected = alone(&mut load(file.path(), Variant::Portable, 1), &prompts);
     let finite = |bits: &u32| f32::from_bits(*bits).is_finite();
     assert!(expected.iter().flatten().flatten().all(finite));
-    for variant in Variant::ALL.into_iter().filter(|variant| variant.is_available()) {
+    for variant in Variant::ALL
+        .into_iter()
+        .filter(|variant| variant.is_available())
+    {
         for threads in [1, 2, 3] {
             println!("{}, {threads} threads", variant.as_str());
             let mut model = load(file.path(), variant, threads);
@@ -158,13 +188,22 @@ fn no_bit_depends_on_company_chunks_threads_or_variant() {
 /// The same on the default model, where sizes are real.
 #[test]
 fn no_bit_depends_on_company_or_chunks_in_the_default_model() {
-    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let default = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../models/SmolLM2-135M-Instruct.Q4_1.gguf"
+    );
     let path = std::env::var_os("HOMING_MODEL").map_or_else(|| default.into(), PathBuf::from);
-    assert!(path.exists(), "{} is missing: run `make setup`", path.display());
+    assert!(
+        path.exists(),
+        "{} is missing: run `make setup`",
+        path.display()
+    );
     let mut noise = Noise(12);
     let prompts = prompts(&mut noise, 49_152, &[5, 33, 290]);
     let mut expected = None;
-    let fast = [Variant::Avx512, Variant::Avx2].into_iter().filter(|v| v.is_available());
+    let fast = [Variant::Avx512, Variant::Avx2]
+        .into_iter()
+        .filter(|v| v.is_available());
     for (variant, threads) in fast.flat_map(|variant| [(variant, 1), (variant, 2)]) {
         println!("{}, {threads} threads", variant.as_str());
         let mut model = load(&path, variant, threads);

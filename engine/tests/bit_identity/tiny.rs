@@ -71,9 +71,18 @@ impl Tiny {
     /// Weights are drawn wide enough that attention is peaked: flat softmax would hide errors.
     pub(crate) fn new(seed: u64) -> Tiny {
         let mut noise = Noise(seed);
-        let mut tiny = Tiny { metadata: metadata(), tensors: Vec::new() };
+        let mut tiny = Tiny {
+            metadata: metadata(),
+            tensors: Vec::new(),
+        };
         tiny.add(&mut noise, "token_embd", Format::Q8_0, &[WIDTH, VOCAB]);
-        let formats = [Format::Q4_1, Format::Q4_0, Format::Q8_0, Format::F16, Format::F32];
+        let formats = [
+            Format::Q4_1,
+            Format::Q4_0,
+            Format::Q8_0,
+            Format::F16,
+            Format::F32,
+        ];
         for layer in 0..2 {
             let mut part = layer * 2;
             let mut format = || {
@@ -92,7 +101,12 @@ impl Tiny {
                 tiny.add(&mut noise, &format!("blk.{layer}.{name}"), format(), &dims);
             }
             for name in ["attn_norm", "ffn_norm"] {
-                tiny.add(&mut noise, &format!("blk.{layer}.{name}"), Format::F32, &[WIDTH]);
+                tiny.add(
+                    &mut noise,
+                    &format!("blk.{layer}.{name}"),
+                    Format::F32,
+                    &[WIDTH],
+                );
             }
         }
         tiny.add(&mut noise, "output_norm", Format::F32, &[WIDTH]);
@@ -140,7 +154,10 @@ impl Tiny {
         for tensor in &self.tensors {
             text(&mut out, &tensor.name);
             out.extend((tensor.dims.len() as u32).to_le_bytes());
-            tensor.dims.iter().for_each(|dim| out.extend(dim.to_le_bytes()));
+            tensor
+                .dims
+                .iter()
+                .for_each(|dim| out.extend(dim.to_le_bytes()));
             out.extend(tensor.format.to_le_bytes());
             out.extend(offset.to_le_bytes());
             offset += (tensor.bytes.len() as u64).next_multiple_of(32);

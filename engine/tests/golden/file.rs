@@ -30,7 +30,9 @@ impl Golden {
     pub(crate) fn read() -> Golden {
         let packed: &[u8] = include_bytes!("../../goldens/logits.bin.gz");
         let mut bytes = Vec::new();
-        flate2::read::GzDecoder::new(packed).read_to_end(&mut bytes).expect("the golden unpacks");
+        flate2::read::GzDecoder::new(packed)
+            .read_to_end(&mut bytes)
+            .expect("the golden unpacks");
         let mut words = Words(bytes.strip_prefix(b"HGOLD001").expect("the golden's magic"));
         let [vocab, sampled, top, texts] = [0; 4].map(|_: usize| words.count());
         let golden = Golden {
@@ -55,14 +57,23 @@ impl Position {
         let mean = row.iter().map(|logit| f64::from(*logit)).sum::<f64>() / count;
         let square = |logit: &f32| (f64::from(*logit) - mean).powi(2);
         let deviation = (row.iter().map(square).sum::<f64>() / count).sqrt();
-        let ids = sampled.iter().chain(&self.top_ids).map(|id| f64::from(row[*id as usize]));
+        let ids = sampled
+            .iter()
+            .chain(&self.top_ids)
+            .map(|id| f64::from(row[*id as usize]));
         let found = ids.chain([super::log_sum_exp(row), mean, deviation]);
         let summary = [self.log_sum_exp, self.mean, self.deviation];
         let expected = self.sampled.iter().chain(&self.top).chain(&summary);
         let deltas = expected.zip(found).map(|(expected, found)| {
             (f64::from(*expected) - found).abs() / f64::from(self.deviation)
         });
-        deltas.fold(0.0, |worst: f64, delta| if delta > worst || delta.is_nan() { delta } else { worst })
+        deltas.fold(0.0, |worst: f64, delta| {
+            if delta > worst || delta.is_nan() {
+                delta
+            } else {
+                worst
+            }
+        })
     }
 }
 
@@ -81,7 +92,9 @@ impl Words<'_> {
     }
 
     fn ids(&mut self, count: usize) -> Vec<u32> {
-        (0..count).map(|_| u32::from_le_bytes(self.word())).collect()
+        (0..count)
+            .map(|_| u32::from_le_bytes(self.word()))
+            .collect()
     }
 
     fn float(&mut self) -> f32 {
@@ -103,6 +116,9 @@ impl Words<'_> {
             top_ids: self.ids(top),
             top: self.floats(top),
         };
-        Text { tokens, positions: (0..count).map(position).collect() }
+        Text {
+            tokens,
+            positions: (0..count).map(position).collect(),
+        }
     }
 }

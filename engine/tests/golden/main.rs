@@ -17,16 +17,27 @@ const DELTA_MAX: f64 = 1e-3;
 const KL_MAX: f64 = 1e-3;
 
 fn model_path() -> PathBuf {
-    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let default = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../models/SmolLM2-135M-Instruct.Q4_1.gguf"
+    );
     let path = std::env::var_os("HOMING_MODEL").map_or_else(|| default.into(), PathBuf::from);
-    assert!(path.exists(), "{} is missing: run `make setup`", path.display());
+    assert!(
+        path.exists(),
+        "{} is missing: run `make setup`",
+        path.display()
+    );
     path
 }
 
 fn load(ops: OpsKind) -> Model {
     let file = GgufFile::open(&model_path()).expect("the default model opens");
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let options = ModelOptions { ops, threads, kv_blocks: 64 };
+    let options = ModelOptions {
+        ops,
+        threads,
+        kv_blocks: 64,
+    };
     Model::load(&file, &options, &mut |_| ()).expect("the default model loads")
 }
 
@@ -34,9 +45,16 @@ fn load(ops: OpsKind) -> Model {
 fn logits_of(model: &mut Model, text: &Text) -> Vec<f32> {
     let blocks: Vec<BlockId> = (0..64).map(BlockId).collect();
     let tokens = &text.tokens;
-    let input = SeqInput { tokens, start: 0, blocks: &blocks, logits_last: tokens.len() };
+    let input = SeqInput {
+        tokens,
+        start: 0,
+        blocks: &blocks,
+        logits_last: tokens.len(),
+    };
     let mut logits = Vec::new();
-    model.forward(&[input], &mut logits).expect("the golden texts fit");
+    model
+        .forward(&[input], &mut logits)
+        .expect("the golden texts fit");
     logits
 }
 
@@ -51,7 +69,9 @@ fn logits_agree_with_transformers_and_between_op_sets() {
         let expected = logits_of(&mut reference, text);
         let found = logits_of(&mut cpu, text);
         let mut text_agreement = Agreement::default();
-        let rows = expected.chunks_exact(golden.vocab).zip(found.chunks_exact(golden.vocab));
+        let rows = expected
+            .chunks_exact(golden.vocab)
+            .zip(found.chunks_exact(golden.vocab));
         for ((expected, found), position) in rows.zip(&text.positions) {
             worst = worst.max(position.largest_delta(expected, &golden.sampled));
             text_agreement.add(expected, found);
@@ -61,8 +81,15 @@ fn logits_agree_with_transformers_and_between_op_sets() {
     }
     println!("reference against transformers: largest delta {worst:.2e} standard deviations");
     println!("cpu against reference: {agreement}");
-    assert!(worst <= DELTA_MAX, "a logit is {worst:.2e} standard deviations off");
-    assert!(agreement.mean_kl() <= KL_MAX, "mean KL {:.2e}", agreement.mean_kl());
+    assert!(
+        worst <= DELTA_MAX,
+        "a logit is {worst:.2e} standard deviations off"
+    );
+    assert!(
+        agreement.mean_kl() <= KL_MAX,
+        "mean KL {:.2e}",
+        agreement.mean_kl()
+    );
 }
 
 /// How two rows of logits compare, summed over rows.
@@ -100,7 +127,10 @@ impl std::fmt::Display for Agreement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let share = 100.0 * self.same_top as f64 / self.rows as f64;
         let (mean, max) = (self.mean_kl(), self.kl_max);
-        write!(f, "mean KL {mean:.2e}, largest {max:.2e}, same top token at {share:.2} %")
+        write!(
+            f,
+            "mean KL {mean:.2e}, largest {max:.2e}, same top token at {share:.2} %"
+        )
     }
 }
 
@@ -118,9 +148,15 @@ fn divergence(expected: &[f32], found: &[f32]) -> f64 {
 
 fn log_sum_exp(row: &[f32]) -> f64 {
     let largest = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    row.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum::<f64>().ln() + largest
+    row.iter()
+        .map(|logit| (f64::from(*logit) - largest).exp())
+        .sum::<f64>()
+        .ln()
+        + largest
 }
 
 fn top(row: &[f32]) -> usize {
-    (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).expect("a vocabulary is not empty")
+    (0..row.len())
+        .max_by(|a, b| row[*a].total_cmp(&row[*b]))
+        .expect("a vocabulary is not empty")
 }

@@ -1,21 +1,17 @@
 //! Causal attention over the paged KV pool, with online softmax.
 //!
-//! A *tile* is up to [`TILE`] query vectors that share a key head: the heads of a group, for one
-//! or several rows. It walks the sequence's KV blocks from position 0 on: 16 keys are the lanes of
+//! A *tile* is up to 12 query vectors that share a key head: the heads of a group, for one or
+//! several rows. It walks the sequence's KV blocks from position 0 on: 16 keys are the lanes of
 //! a vector, so scores need no sum across lanes and a block is read once for the whole tile.
 //!
-//! Every [`SEGMENT`] positions the running result is closed and merged into the total. A short
-//! batch computes the segments of one tile on several threads; a long one walks them in turn. Both
-//! do the same operations in the same order, as blocks and segments lie at absolute positions, so
-//! how the work was cut moves no bit. A query that sees nothing of a block leaves its sums as they
+//! Every [`SEGMENT`] positions the running result is closed, and the results of a tile's segments
+//! are merged in order afterwards, so that one long sequence keeps several threads busy. Blocks
+//! and segments lie at absolute positions, so how the work was cut moves no bit. A query that sees nothing of a block leaves its sums as they
 //! are: its weights are exactly 0 and its rescaling exactly 1.
 
-use super::isa::{Halves, Isa, Kernel, LANES};
+use super::isa::{Halves, Isa, Kernel, LANES, unrolled};
 use crate::kv::storage::{BLOCK_TOKENS, KvShape};
 use crate::ops::{Heads, SeqInput};
-
-/// Query vectors in a tile: as many as there are registers for two partial sums each.
-pub(crate) const TILE: usize = 12;
 
 /// Positions whose weights share one online softmax; a multiple of the block. Two segments on two
 /// threads are worth a merge, and 256 positions of one head are 64 KB, half a second-level cache.
@@ -28,7 +24,13 @@ const DIM_MAX: usize = 256;
 const NONE: f32 = -1e30;
 
 /// Tile sizes there are kernels for.
-pub(crate) const TILE_SIZES: [usize; 6] = [12, 8, 4, 3, 2, 1];
+pub(crate) fn tile_sizes<I: Isa>() -> &'static [usize] {
+    if I::WIDE_TILES {
+        &[12, 8, 4, 3, 2, 1]
+    } else {
+        &[4, 3, 2, 1]
+    }
+}
 
 /// Where queries, keys and values are.
 #[derive(Clone, Copy)]
@@ -49,7 +51,7 @@ pub(crate) struct Tile {
     /// The sequence's first row in the batch.
     pub(crate) first_row: usize,
     pub(crate) kv_head: usize,
-    /// First vector, and how many: one of [`TILE_SIZES`].
+    /// First vector, and how many: one of [`tile_sizes`].
     pub(crate) first: usize,
     pub(crate) count: usize,
 }
@@ -109,7 +111,11 @@ pub(crate) fn partial_len(count: usize, dim: usize) -> usize {
 pub(crate) fn partial(stored: &[f32], count: usize) -> Partial<'_> {
     let (largest, rest) = stored.split_at(count);
     let (weight, values) = rest.split_at(count);
-    Partial { largest, weight, values }
+    Partial {
+        largest,
+        weight,
+        values,
+    }
 }
 
 impl Kernel for AttendSegment<'_> {
@@ -117,8 +123,8 @@ impl Kernel for AttendSegment<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         match self.tile.count {
-            12 => self.store::<I, 12>(isa),
-            8 => self.store::<I, 8>(isa),
+            12 if I::WIDE_TILES => self.store::<I, 12>(isa),
+            8 if I::WIDE_TILES => self.store::<I, 8>(isa),
             4 => self.store::<I, 4>(isa),
             3 => self.store::<I, 3>(isa),
             2 => self.store::<I, 2>(isa),
@@ -168,35 +174,52 @@ impl<const N: usize> Walk<N> {
         let mut weights = [isa.splat(0.0); N];
         let end = tile.sees(seq, heads, N - 1).min((segment + 1) * SEGMENT);
         let first_block = segment * SEGMENT / BLOCK_TOKENS;
-        for (index, block) in seq.blocks[..end.div_ceil(BLOCK_TOKENS)].iter().enumerate().skip(first_block) {
+        let blocks = &seq.blocks[..end.div_ceil(BLOCK_TOKENS)];
+        for (index, block) in blocks.iter().enumerate().skip(first_block) {
             let start = source.shape.tile_start(source.layer, *block, tile.kv_head);
             let stored = &source.kv[start..][..2 * source.shape.half_tile()];
+            if let Some(next) = blocks.get(index + 1) {
+                // The next tile is elsewhere: the hardware cannot guess where. A cache line holds
+                // two rows of sixteen.
+                let start = source.shape.tile_start(source.layer, *next, tile.kv_head);
+                let next = &source.kv[start..][..2 * source.shape.half_tile()];
+                for rows in next.as_chunks::<LANES>().0.iter().step_by(2) {
+                    isa.prefetch(rows);
+                }
+            }
             let (keys, values) = stored.as_chunks::<LANES>().0.split_at(heads.dim);
             let scores = Self::scores(isa, &queries, keys);
             let mut chances = [[0.0; LANES]; N];
             let before = walk.largest;
             let mut powers = [isa.splat(0.0); N];
-            for vector in 0..N {
-                let seen = tile.sees(seq, heads, vector).saturating_sub(index * BLOCK_TOKENS);
+            unrolled!(I, vector < N, {
+                let seen = tile
+                    .sees(seq, heads, vector)
+                    .saturating_sub(index * BLOCK_TOKENS);
                 let scores = isa.first(seen, scores[vector], NONE);
                 let largest = isa.largest(scores);
-                let largest = if largest > before[vector] { largest } else { before[vector] };
+                let largest = if largest > before[vector] {
+                    largest
+                } else {
+                    before[vector]
+                };
                 walk.largest[vector] = largest;
                 let power = isa.exp(isa.sub(scores, isa.splat(largest)));
                 powers[vector] = isa.first(seen, power, 0.0);
                 isa.store(powers[vector], &mut chances[vector]);
-            }
+            });
             let change = isa.sub(isa.load(&before), isa.load(&walk.largest));
             let mut rescale = [0.0; LANES];
             isa.store(isa.exp(change), &mut rescale);
-            for vector in 0..N {
-                weights[vector] = isa.fma(weights[vector], isa.splat(rescale[vector]), powers[vector]);
-            }
+            unrolled!(I, vector < N, {
+                weights[vector] =
+                    isa.fma(weights[vector], isa.splat(rescale[vector]), powers[vector]);
+            });
             walk.add_values(isa, values, &chances, &rescale);
         }
-        for vector in 0..N {
+        unrolled!(I, vector < N, {
             walk.weight[vector] = isa.sum(weights[vector]);
-        }
+        });
         walk
     }
 
@@ -221,20 +244,24 @@ impl<const N: usize> Walk<N> {
     fn scores<I: Isa>(isa: I, queries: &[[f32; N]; DIM_MAX], keys: &[Halves]) -> [I::F; N] {
         let mut even = [isa.splat(0.0); N];
         let mut odd = [isa.splat(0.0); N];
-        let pairs = keys.as_chunks::<2>().0.iter().zip(queries.as_chunks::<2>().0);
+        let pairs = keys
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .zip(queries.as_chunks::<2>().0);
         for (keys, queries) in pairs {
             let key = isa.load_half(&keys[0]);
-            for vector in 0..N {
+            unrolled!(I, vector < N, {
                 even[vector] = isa.fma(key, isa.splat(queries[0][vector]), even[vector]);
-            }
+            });
             let key = isa.load_half(&keys[1]);
-            for vector in 0..N {
+            unrolled!(I, vector < N, {
                 odd[vector] = isa.fma(key, isa.splat(queries[1][vector]), odd[vector]);
-            }
+            });
         }
-        for vector in 0..N {
+        unrolled!(I, vector < N, {
             even[vector] = isa.add(even[vector], odd[vector]);
-        }
+        });
         even
     }
 
@@ -250,19 +277,19 @@ impl<const N: usize> Walk<N> {
         let parts = stored.len() / BLOCK_TOKENS;
         for part in 0..parts {
             let mut sums = [isa.splat(0.0); N];
-            for vector in 0..N {
+            unrolled!(I, vector < N, {
                 let old = isa.load(&self.values[vector][part]);
                 sums[vector] = isa.mul(old, isa.splat(rescale[vector]));
-            }
+            });
             for token in 0..BLOCK_TOKENS {
                 let value = isa.load_half(&stored[token * parts + part]);
-                for vector in 0..N {
+                unrolled!(I, vector < N, {
                     sums[vector] = isa.fma(value, isa.splat(chances[vector][token]), sums[vector]);
-                }
+                });
             }
-            for vector in 0..N {
+            unrolled!(I, vector < N, {
                 isa.store(sums[vector], &mut self.values[vector][part]);
-            }
+            });
         }
     }
 }

@@ -7,15 +7,18 @@
 mod attention;
 mod isa;
 mod pack;
+mod plan;
 mod positions;
 mod product;
 mod rows;
 #[cfg(test)]
 mod tests;
 
-use attention::{AttendSegment, Merge, Source, TILE_SIZES, Tile, partial_len};
+use attention::{Source, Tile};
+
 use isa::LANES;
 use pack::Packed;
+use plan::{BlockWrite, Segment};
 use positions::{Rotate, StoreBlock};
 use product::{GatedProduct, GroupProduct, Put};
 use rows::{Norm, PANEL, Quantise, Rows};
@@ -44,19 +47,11 @@ pub(crate) struct CpuOps<I> {
     normed: Vec<f32>,
     /// Rows of f32 on their way to being quantised.
     floats: Vec<f32>,
-    tiles: Vec<Tile>,
+    /// Tiles of attention, each with the start of its partial results.
+    tiles: Vec<(Tile, usize)>,
+    segments: Vec<Segment>,
     partials: Vec<f32>,
     blocks: Vec<BlockWrite>,
-}
-
-/// Rows of one sequence that go into one block.
-#[derive(Clone, Copy)]
-struct BlockWrite {
-    sequence: usize,
-    /// First row in the batch, and how many.
-    first_row: usize,
-    rows: usize,
-    position: usize,
 }
 
 impl<I: Isa> CpuOps<I> {
@@ -69,6 +64,7 @@ impl<I: Isa> CpuOps<I> {
             normed: Vec::new(),
             floats: Vec::new(),
             tiles: Vec::new(),
+            segments: Vec::new(),
             partials: Vec::new(),
             blocks: Vec::new(),
         })
@@ -76,7 +72,13 @@ impl<I: Isa> CpuOps<I> {
 
     /// Quantises `self.floats` into `out`, a panel at a time.
     fn quantise(&mut self, cols: usize, out: &mut Rows) {
-        let CpuOps { isa, pool, floats, dense, .. } = self;
+        let CpuOps {
+            isa,
+            pool,
+            floats,
+            dense,
+            ..
+        } = self;
         let rows = floats.len() / cols;
         out.resize(rows, cols, *dense);
         let writer = out.writer();
@@ -99,16 +101,20 @@ impl<I: Isa> CpuOps<I> {
         groups.div_ceil(self.pool.threads() * CHUNKS_PER_THREAD)
     }
 
-    fn product(&mut self, input: &Rows, parts: &mut [(&Packed, &mut [f32])], put: Put) {
+    fn product<const P: usize>(
+        &mut self,
+        input: &Rows,
+        parts: [(&Packed, &mut [f32]); P],
+        put: Put,
+    ) {
         let groups: usize = parts.iter().map(|(matrix, _)| matrix.groups()).sum();
         let chunk_groups = self.chunk_of_groups(groups, input.rows);
-        let shared: Vec<(&Packed, Disjoint<'_, f32>)> =
-            parts.iter_mut().map(|(matrix, out)| (*matrix, Disjoint::new(out))).collect();
+        let parts = parts.map(|(matrix, out)| (matrix, Disjoint::new(out)));
         let isa = self.isa;
         self.pool.run(groups.div_ceil(chunk_groups), &|chunk| {
             let first = chunk * chunk_groups;
-            for mut group in first..(first + chunk_groups).min(groups) {
-                let mut parts = shared.iter();
+            for index in first..(first + chunk_groups).min(groups) {
+                let (mut group, mut parts) = (index, parts.iter());
                 let (matrix, out) = loop {
                     let (matrix, out) = parts.next().expect("groups are counted over the parts");
                     match group.checked_sub(matrix.groups()) {
@@ -116,7 +122,13 @@ impl<I: Isa> CpuOps<I> {
                         None => break (*matrix, out),
                     }
                 };
-                isa.run(GroupProduct { input, matrix, group, put, out });
+                isa.run(GroupProduct {
+                    input,
+                    matrix,
+                    group,
+                    put,
+                    out,
+                });
             }
         });
     }
@@ -164,18 +176,27 @@ impl<I: Isa> Ops for CpuOps<I> {
             // SAFETY: each panel, with its row of scratch, is one chunk.
             #[expect(unsafe_code, reason = "chunks are apart, which Rust cannot see")]
             let (scratch, panel) = unsafe {
-                (scratch.range(panel * cols, cols), writer.panel(panel, rows.len() / cols))
+                (
+                    scratch.range(panel * cols, cols),
+                    writer.panel(panel, rows.len() / cols),
+                )
             };
-            isa.run(Norm { rows, weight, eps, scratch, panel });
+            isa.run(Norm {
+                rows,
+                weight,
+                eps,
+                scratch,
+                panel,
+            });
         });
     }
 
-    fn project(&mut self, input: &Rows, parts: &mut [(&Packed, &mut [f32])]) {
+    fn project<const P: usize>(&mut self, input: &Rows, parts: [(&Packed, &mut [f32]); P]) {
         self.product(input, parts, Put::Store);
     }
 
     fn project_add(&mut self, input: &Rows, matrix: &Packed, x: &mut [f32]) {
-        self.product(input, &mut [(matrix, x)], Put::Add);
+        self.product(input, [(matrix, x)], Put::Add);
     }
 
     fn gated(&mut self, input: &Rows, gate: &Packed, up: &Packed, out: &mut Rows) {
@@ -187,7 +208,13 @@ impl<I: Isa> Ops for CpuOps<I> {
         self.pool.run(groups.div_ceil(chunk_groups), &|chunk| {
             let first = chunk * chunk_groups;
             for group in first..(first + chunk_groups).min(groups) {
-                isa.run(GatedProduct { input, gate, up, group, out: &floats });
+                isa.run(GatedProduct {
+                    input,
+                    gate,
+                    up,
+                    group,
+                    out: &floats,
+                });
             }
         });
         self.quantise(gate.rows, out);
@@ -197,7 +224,12 @@ impl<I: Isa> Ops for CpuOps<I> {
         let row_len = x.len() / rows;
         let isa = self.isa;
         self.pool.each_chunk(x, row_len * PANEL, |chunk, x| {
-            isa.run(Rotate { x, row_len, rotation, first: chunk * PANEL });
+            isa.run(Rotate {
+                x,
+                row_len,
+                rotation,
+                first: chunk * PANEL,
+            });
         });
     }
 
@@ -214,7 +246,11 @@ impl<I: Isa> Ops for CpuOps<I> {
         let (isa, blocks) = (self.isa, &self.blocks);
         let pool = Disjoint::new(kv.values_mut());
         // Sixteen decoding sequences write one row each: not worth waking anyone.
-        let per_chunk = if keys.len() / row_len <= BLOCK_TOKENS { blocks.len() } else { 1 };
+        let per_chunk = if keys.len() / row_len <= BLOCK_TOKENS {
+            blocks.len()
+        } else {
+            1
+        };
         self.pool.run(blocks.len().div_ceil(per_chunk), &|chunk| {
             for write in blocks.iter().skip(chunk * per_chunk).take(per_chunk) {
                 let block = batch[write.sequence].blocks[write.position / BLOCK_TOKENS];
@@ -226,7 +262,13 @@ impl<I: Isa> Ops for CpuOps<I> {
                 let rows = write.first_row * row_len..(write.first_row + write.rows) * row_len;
                 let (keys, values) = (&keys[rows.clone()], &values[rows]);
                 let token = write.position % BLOCK_TOKENS;
-                isa.run(StoreBlock { tiles, shape, keys, values, token });
+                isa.run(StoreBlock {
+                    tiles,
+                    shape,
+                    keys,
+                    values,
+                    token,
+                });
             }
         });
     }
@@ -240,71 +282,15 @@ impl<I: Isa> Ops for CpuOps<I> {
         out: &mut Rows,
     ) {
         self.plan_tiles(batch, heads);
-        let source = Source { queries, heads, kv: kv.values(), shape: kv.shape(), layer };
+        let source = Source {
+            queries,
+            heads,
+            kv: kv.values(),
+            shape: kv.shape(),
+            layer,
+        };
         self.attend_tiles(batch, source);
         self.quantise(heads.heads * heads.dim, out);
-    }
-}
-
-impl<I: Isa> CpuOps<I> {
-    fn plan_blocks(&mut self, batch: &[SeqInput<'_>]) {
-        self.blocks.clear();
-        let mut first_row = 0;
-        for (sequence, seq) in batch.iter().enumerate() {
-            let (mut position, end) = (seq.start, seq.start + seq.tokens.len());
-            while position < end {
-                let rows = (BLOCK_TOKENS - position % BLOCK_TOKENS).min(end - position);
-                self.blocks.push(BlockWrite { sequence, first_row, rows, position });
-                first_row += rows;
-                position += rows;
-            }
-        }
-    }
-
-    fn plan_tiles(&mut self, batch: &[SeqInput<'_>], heads: Heads) {
-        self.tiles.clear();
-        let mut first_row = 0;
-        for (sequence, seq) in batch.iter().enumerate() {
-            let vectors = seq.tokens.len() * (heads.heads / heads.kv_heads);
-            for kv_head in 0..heads.kv_heads {
-                let mut first = 0;
-                while first < vectors {
-                    let fits = |size: &&usize| **size <= vectors - first;
-                    let count = *TILE_SIZES.iter().find(fits).expect("a tile of one always fits");
-                    self.tiles.push(Tile { sequence, first_row, kv_head, first, count });
-                    first += count;
-                }
-            }
-            first_row += seq.tokens.len();
-        }
-    }
-
-    /// Fills `self.floats` with the outputs of the planned tiles.
-    fn attend_tiles(&mut self, batch: &[SeqInput<'_>], source: Source<'_>) {
-        let CpuOps { isa, pool, floats, tiles, .. } = self;
-        let heads = source.heads;
-        floats.resize(source.queries.len(), 0.0);
-        let out = Disjoint::new(floats);
-        pool.run(tiles.len(), &|index| {
-            let tile = tiles[index];
-            let seq = &batch[tile.sequence];
-            let len = partial_len(tile.count, heads.dim);
-            let segments = tile.segments(seq, heads);
-            let mut partials = vec![0.0; segments * len];
-            for (segment, out) in partials.chunks_exact_mut(len).enumerate() {
-                isa.run(AttendSegment { source, tile, seq, segment, out });
-            }
-            let partials = &mut partials;
-            isa.run(Merge { partials, count: tile.count, dim: heads.dim });
-            let values = partials[2 * tile.count..len].chunks_exact(heads.dim);
-            for (vector, values) in values.enumerate() {
-                // SAFETY: each query vector's output belongs to one tile, and each tile is one
-                // chunk.
-                #[expect(unsafe_code, reason = "tiles are apart, which Rust cannot see")]
-                let out = unsafe { out.range(tile.start(heads, vector), heads.dim) };
-                out.copy_from_slice(values);
-            }
-        });
     }
 }
 

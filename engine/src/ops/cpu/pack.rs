@@ -26,7 +26,7 @@ pub(crate) struct Scales(pub(crate) Halves);
 
 /// A packed weight.
 #[derive(Debug)]
-pub struct Packed {
+pub(crate) struct Packed {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) values: Values,
@@ -37,11 +37,21 @@ pub struct Packed {
 #[derive(Debug)]
 pub(crate) enum Values {
     /// weight = scale × (nibble - 8)
-    Q4_0 { lines: Vec<Line>, scales: Vec<Scales> },
+    Q4_0 {
+        lines: Vec<Line>,
+        scales: Vec<Scales>,
+    },
     /// weight = scale × nibble + minimum
-    Q4_1 { lines: Vec<Line>, scales: Vec<Scales>, minimums: Vec<Scales> },
+    Q4_1 {
+        lines: Vec<Line>,
+        scales: Vec<Scales>,
+        minimums: Vec<Scales>,
+    },
     /// weight = scale × (byte - 128)
-    Q8_0 { lines: Vec<Line>, scales: Vec<Scales> },
+    Q8_0 {
+        lines: Vec<Line>,
+        scales: Vec<Scales>,
+    },
     /// One f16 per row and column.
     F16 { columns: Vec<Scales> },
     /// One f32 per row and column.
@@ -58,19 +68,32 @@ impl Packed {
         let zero_scales = || vec![Scales([0; LANES]); blocks];
         let values = match tensor.dtype {
             // Rows of zeros: their scale is 0, whatever the quants.
-            Dtype::Q4_0 => Values::Q4_0 { lines: zero_lines(4, 0), scales: zero_scales() },
+            Dtype::Q4_0 => Values::Q4_0 {
+                lines: zero_lines(4, 0),
+                scales: zero_scales(),
+            },
             Dtype::Q4_1 => Values::Q4_1 {
                 lines: zero_lines(4, 0),
                 scales: zero_scales(),
                 minimums: zero_scales(),
             },
-            Dtype::Q8_0 => Values::Q8_0 { lines: zero_lines(8, 128), scales: zero_scales() },
-            Dtype::F16 => Values::F16 { columns: vec![Scales([0; LANES]); groups * cols] },
-            Dtype::F32 | Dtype::Other(_) => {
-                Values::F32 { columns: vec![[0.0; LANES]; groups * cols] }
-            }
+            Dtype::Q8_0 => Values::Q8_0 {
+                lines: zero_lines(8, 128),
+                scales: zero_scales(),
+            },
+            Dtype::F16 => Values::F16 {
+                columns: vec![Scales([0; LANES]); groups * cols],
+            },
+            Dtype::F32 | Dtype::Other(_) => Values::F32 {
+                columns: vec![[0.0; LANES]; groups * cols],
+            },
         };
-        let mut packed = Packed { rows, cols, values, order };
+        let mut packed = Packed {
+            rows,
+            cols,
+            values,
+            order,
+        };
         let row_bytes = tensor.bytes.len() / rows;
         for (row, bytes) in tensor.bytes.chunks_exact(row_bytes).enumerate() {
             packed.put_row(place(order, row), bytes);
@@ -94,9 +117,11 @@ impl Packed {
             Values::Q4_0 { lines, scales } | Values::Q8_0 { lines, scales } => {
                 size_of_val(&lines[..]) + size_of_val(&scales[..])
             }
-            Values::Q4_1 { lines, scales, minimums } => {
-                size_of_val(&lines[..]) + size_of_val(&scales[..]) + size_of_val(&minimums[..])
-            }
+            Values::Q4_1 {
+                lines,
+                scales,
+                minimums,
+            } => size_of_val(&lines[..]) + size_of_val(&scales[..]) + size_of_val(&minimums[..]),
             Values::F16 { columns } => size_of_val(&columns[..]),
             Values::F32 { columns } => size_of_val(&columns[..]),
         }
@@ -113,7 +138,11 @@ impl Packed {
                     put_nibbles(&mut lines[4 * block..][..4], lane, &stored[2..]);
                 }
             }
-            Values::Q4_1 { lines, scales, minimums } => {
+            Values::Q4_1 {
+                lines,
+                scales,
+                minimums,
+            } => {
                 for (block, stored) in bytes.as_chunks::<20>().0.iter().enumerate() {
                     let block = group * blocks + block;
                     scales[block].0[lane] = u16::from_le_bytes([stored[0], stored[1]]);
@@ -163,9 +192,11 @@ impl Packed {
                 Values::Q4_0 { lines, scales } => {
                     half(scales[block].0[lane]) * (nibble(lines) - 8.0)
                 }
-                Values::Q4_1 { lines, scales, minimums } => {
-                    half(scales[block].0[lane]) * nibble(lines) + half(minimums[block].0[lane])
-                }
+                Values::Q4_1 {
+                    lines,
+                    scales,
+                    minimums,
+                } => half(scales[block].0[lane]) * nibble(lines) + half(minimums[block].0[lane]),
                 Values::Q8_0 { lines, scales } => {
                     let value = f32::from(lines[8 * block + line].0[byte]) - 128.0;
                     half(scales[block].0[lane]) * value

@@ -59,7 +59,10 @@ impl Kernel for StoreBlock<'_> {
     fn run<I: Isa>(self, isa: I) {
         let (dim, half_tile) = (self.shape.head_dim, self.shape.half_tile());
         let row_len = self.shape.heads * dim;
-        let rows = self.keys.chunks_exact(row_len).zip(self.values.chunks_exact(row_len));
+        let rows = self
+            .keys
+            .chunks_exact(row_len)
+            .zip(self.values.chunks_exact(row_len));
         for (index, (keys, values)) in rows.enumerate() {
             let token = self.token + index;
             let heads = keys.chunks_exact(dim).zip(values.chunks_exact(dim));

@@ -9,7 +9,7 @@
 //! of operations in a tile of 12 rows as in a tile of one. That is what makes a row's result
 //! independent of the rows beside it; no sum is ever split over threads or tiles.
 
-use super::isa::{Isa, Kernel, LANES, Line};
+use super::isa::{Isa, Kernel, LANES, Line, unrolled};
 use super::pack::{BLOCK, Packed, Scales, Values};
 use super::rows::{PANEL, Rows};
 use crate::ops::Precision;
@@ -38,24 +38,13 @@ impl Kernel for GroupProduct<'_> {
     type Output = ();
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let mut first = 0;
-        while first < self.input.rows {
-            let left = (PANEL - first % PANEL).min(self.input.rows - first);
-            first += match left {
-                12.. => self.tile::<I, 12>(isa, first),
-                8.. => self.tile::<I, 8>(isa, first),
-                4.. => self.tile::<I, 4>(isa, first),
-                2.. => self.tile::<I, 2>(isa, first),
-                _ => self.tile::<I, 1>(isa, first),
-            };
-        }
+        each_tile(isa, &self, self.input.rows);
     }
 }
 
-impl GroupProduct<'_> {
-    /// Computes and puts the tile of rows `first..first + M`; returns M.
+impl Tiled for GroupProduct<'_> {
     #[inline(always)]
-    fn tile<I: Isa, const M: usize>(&self, isa: I, first: usize) -> usize {
+    fn tile<I: Isa, const M: usize>(&self, isa: I, first: usize) {
         let sums = tile_sums::<I, M>(isa, self.input, self.matrix, (self.group, first));
         let column = self.group * LANES;
         let width = LANES.min(self.matrix.rows - column);
@@ -66,7 +55,43 @@ impl GroupProduct<'_> {
             let out = unsafe { self.out.range(start, width) };
             put(isa, self.put, sums, out);
         }
-        M
+    }
+}
+
+/// A kernel that goes over its rows tile by tile.
+trait Tiled {
+    /// Handles the rows `first..first + M`, which lie in one panel.
+    fn tile<I: Isa, const M: usize>(&self, isa: I, first: usize);
+}
+
+/// Cuts rows into tiles of the sizes there are, none of which reaches over two panels.
+#[inline(always)]
+fn each_tile<I: Isa>(isa: I, kernel: &impl Tiled, rows: usize) {
+    let mut first = 0;
+    while first < rows {
+        let left = (PANEL - first % PANEL).min(rows - first);
+        first += match left {
+            12.. if I::WIDE_TILES => {
+                kernel.tile::<I, 12>(isa, first);
+                12
+            }
+            8.. if I::WIDE_TILES => {
+                kernel.tile::<I, 8>(isa, first);
+                8
+            }
+            4.. => {
+                kernel.tile::<I, 4>(isa, first);
+                4
+            }
+            2.. => {
+                kernel.tile::<I, 2>(isa, first);
+                2
+            }
+            _ => {
+                kernel.tile::<I, 1>(isa, first);
+                1
+            }
+        };
     }
 }
 
@@ -100,23 +125,13 @@ impl Kernel for GatedProduct<'_> {
     type Output = ();
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let mut first = 0;
-        while first < self.input.rows {
-            let left = (PANEL - first % PANEL).min(self.input.rows - first);
-            first += match left {
-                12.. => self.tile::<I, 12>(isa, first),
-                8.. => self.tile::<I, 8>(isa, first),
-                4.. => self.tile::<I, 4>(isa, first),
-                2.. => self.tile::<I, 2>(isa, first),
-                _ => self.tile::<I, 1>(isa, first),
-            };
-        }
+        each_tile(isa, &self, self.input.rows);
     }
 }
 
-impl GatedProduct<'_> {
+impl Tiled for GatedProduct<'_> {
     #[inline(always)]
-    fn tile<I: Isa, const M: usize>(&self, isa: I, first: usize) -> usize {
+    fn tile<I: Isa, const M: usize>(&self, isa: I, first: usize) {
         let gates = tile_sums::<I, M>(isa, self.input, self.gate, (self.group, first));
         let ups = tile_sums::<I, M>(isa, self.input, self.up, (self.group, first));
         let column = self.group * LANES;
@@ -130,7 +145,6 @@ impl GatedProduct<'_> {
             let divisor = isa.add(one, isa.exp(isa.sub(isa.splat(0.0), gate)));
             put(isa, Put::Store, isa.mul(isa.div(gate, divisor), up), out);
         }
-        M
     }
 }
 
@@ -143,7 +157,11 @@ fn tile_sums<I: Isa, const M: usize>(
     (group, first): (usize, usize),
 ) -> [I::F; M] {
     let blocks = input.blocks();
-    let tile = Tile { input, blocks: (first / PANEL * blocks, blocks), slot: first % PANEL };
+    let tile = Tile {
+        input,
+        blocks: (first / PANEL * blocks, blocks),
+        slot: first % PANEL,
+    };
     let weights = group * blocks..(group + 1) * blocks;
     let columns = group * matrix.cols..(group + 1) * matrix.cols;
     match &matrix.values {
@@ -151,7 +169,11 @@ fn tile_sums<I: Isa, const M: usize>(
             let lines = &lines.as_chunks::<4>().0[weights.clone()];
             tile.sums::<I, NibblesFromMinus8, M>(isa, lines, (&scales[weights], &[]))
         }
-        Values::Q4_1 { lines, scales, minimums } => {
+        Values::Q4_1 {
+            lines,
+            scales,
+            minimums,
+        } => {
             let lines = &lines.as_chunks::<4>().0[weights.clone()];
             let affine = (&scales[weights.clone()], &minimums[weights]);
             tile.sums::<I, NibblesAndMinimum, M>(isa, lines, affine)
@@ -256,7 +278,9 @@ struct Tile<'a> {
 /// The `M` entries of a panel's block that belong to the tile.
 #[inline(always)]
 fn of_tile<T, const M: usize>(panel: &[T; PANEL], slot: usize) -> &[T; M] {
-    panel[slot..].first_chunk().expect("a tile lies in one panel")
+    panel[slot..]
+        .first_chunk()
+        .expect("a tile lies in one panel")
 }
 
 impl Tile<'_> {
@@ -267,52 +291,32 @@ impl Tile<'_> {
         lines: &[W::Lines],
         affine: (&[Scales], &[Scales]),
     ) -> [I::F; M] {
+        let mut out = [[0.0; LANES]; M];
+        let tile = self;
         match self.input.precision {
-            Precision::Coarse => self.sums_of::<I, W, M, false>(isa, lines, affine),
-            Precision::Fine => self.sums_of::<I, W, M, true>(isa, lines, affine),
-        }
-    }
-
-    #[inline(always)]
-    fn sums_of<I: Isa, W: Format, const M: usize, const FINE: bool>(
-        &self,
-        isa: I,
-        lines: &[W::Lines],
-        (scales, minimums): (&[Scales], &[Scales]),
-    ) -> [I::F; M] {
-        let (first, count) = self.blocks;
-        let mut out = [isa.splat(0.0); M];
-        for (block, (lines, scales)) in lines.iter().zip(scales).take(count).enumerate() {
-            let weights = W::unpack(isa, lines);
-            let scales = isa.load_half(&scales.0);
-            let place = first + block;
-            let quants = of_tile::<_, M>(&self.input.quants[place], self.slot);
-            let factors = of_tile::<_, M>(&self.input.scales[place], self.slot);
-            let sums = of_tile::<_, M>(&self.input.sums[place], self.slot);
-            for row in 0..M {
-                let start = isa.splat_int(-W::offset::<I>() * sums[row]);
-                let dot = if FINE {
-                    let lower = of_tile::<_, M>(&self.input.lower[place], self.slot);
-                    let upper = W::dot(isa, &weights, &quants[row], isa.splat_int(0));
-                    let start = isa.add_int(isa.up_7(upper), start);
-                    W::dot(isa, &weights, &lower[row], start)
-                } else {
-                    W::dot(isa, &weights, &quants[row], start)
-                };
-                let scale = isa.mul(scales, isa.splat(factors[row]));
-                out[row] = isa.fma(isa.to_float(dot), scale, out[row]);
+            Precision::Coarse => {
+                isa.run(QuantisedTile::<W, M, false> {
+                    tile,
+                    lines,
+                    affine,
+                    out: &mut out,
+                });
             }
-            if W::MINIMUM {
-                let minimums = isa.load_half(&minimums[block].0);
-                let totals = of_tile::<_, M>(&self.input.totals[place], self.slot);
-                for row in 0..M {
-                    out[row] = isa.fma(minimums, isa.splat(totals[row]), out[row]);
-                }
+            Precision::Fine => {
+                isa.run(QuantisedTile::<W, M, true> {
+                    tile,
+                    lines,
+                    affine,
+                    out: &mut out,
+                });
             }
         }
-        out
+        let mut sums = [isa.splat(0.0); M];
+        for (sums, out) in sums.iter_mut().zip(&out) {
+            *sums = isa.load(out);
+        }
+        sums
     }
-
     /// Adds one column of weights that are not quantised, times the rows' own values.
     #[inline(always)]
     fn add_column<I: Isa, const M: usize>(
@@ -325,6 +329,61 @@ impl Tile<'_> {
         for (row, sum) in sums.iter_mut().enumerate() {
             let value = self.input.floats[(first + row) * self.input.cols + column];
             *sum = isa.fma(weights, isa.splat(value), *sum);
+        }
+    }
+}
+
+/// The inner loop: a kernel of its own, so that it is compiled once for all that call it.
+struct QuantisedTile<'a, W: Format, const M: usize, const FINE: bool> {
+    tile: &'a Tile<'a>,
+    lines: &'a [W::Lines],
+    affine: (&'a [Scales], &'a [Scales]),
+    out: &'a mut [[f32; LANES]; M],
+}
+
+impl<W: Format, const M: usize, const FINE: bool> Kernel for QuantisedTile<'_, W, M, FINE> {
+    type Output = ();
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Tile {
+            input,
+            blocks: (first, count),
+            slot,
+        } = *self.tile;
+        let (scales, minimums) = self.affine;
+        let mut out = [isa.splat(0.0); M];
+        for (block, (lines, scales)) in self.lines.iter().zip(scales).take(count).enumerate() {
+            let weights = W::unpack(isa, lines);
+            let scales = isa.load_half(&scales.0);
+            let place = first + block;
+            let quants = of_tile::<_, M>(&input.quants[place], slot);
+            let factors = of_tile::<_, M>(&input.scales[place], slot);
+            let sums = of_tile::<_, M>(&input.sums[place], slot);
+            unrolled!(I, row < M, {
+                let start = isa.splat_int(-W::offset::<I>() * sums[row]);
+                let dot = if FINE {
+                    let lower = of_tile::<_, M>(&input.lower[place], slot);
+                    // Two chains of dependent products run side by side; one of twice the length
+                    // would outgrow the processor's window.
+                    let upper = W::dot(isa, &weights, &quants[row], isa.splat_int(0));
+                    let lower = W::dot(isa, &weights, &lower[row], start);
+                    isa.add_int(isa.up_7(upper), lower)
+                } else {
+                    W::dot(isa, &weights, &quants[row], start)
+                };
+                let scale = isa.mul(scales, isa.splat(factors[row]));
+                out[row] = isa.fma(isa.to_float(dot), scale, out[row]);
+            });
+            if W::MINIMUM {
+                let minimums = isa.load_half(&minimums[block].0);
+                let totals = of_tile::<_, M>(&input.totals[place], slot);
+                unrolled!(I, row < M, {
+                    out[row] = isa.fma(minimums, isa.splat(totals[row]), out[row]);
+                });
+            }
+        }
+        for (stored, out) in self.out.iter_mut().zip(out) {
+            isa.store(out, stored);
         }
     }
 }

@@ -16,7 +16,7 @@ pub(crate) const PANEL: usize = 12;
 
 /// Quantised rows.
 #[derive(Debug)]
-pub struct Rows {
+pub(crate) struct Rows {
     pub(crate) precision: Precision,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
@@ -59,12 +59,17 @@ impl Rows {
         (self.rows, self.cols) = (rows, cols);
         let blocks = rows.div_ceil(PANEL) * self.blocks();
         self.quants.resize(blocks, [[0; BLOCK]; PANEL]);
-        let lower = if self.precision == Precision::Fine { blocks } else { 0 };
+        let lower = if self.precision == Precision::Fine {
+            blocks
+        } else {
+            0
+        };
         self.lower.resize(lower, [[0; BLOCK]; PANEL]);
         self.scales.resize(blocks, [0.0; PANEL]);
         self.sums.resize(blocks, [0; PANEL]);
         self.totals.resize(blocks, [0.0; PANEL]);
-        self.floats.resize(if keep_floats { rows * cols } else { 0 }, 0.0);
+        self.floats
+            .resize(if keep_floats { rows * cols } else { 0 }, 0.0);
     }
 
     /// The rows as something that several threads fill, each its own panels.
@@ -102,7 +107,11 @@ impl RowsWriter<'_> {
     #[expect(unsafe_code, reason = "panels are apart, which Rust cannot see")]
     pub(crate) unsafe fn panel(&self, panel: usize, rows: usize) -> PanelMut<'_> {
         let (start, len) = (panel * self.blocks, self.blocks);
-        let lower = if self.lower.is_empty() { (0, 0) } else { (start, len) };
+        let lower = if self.lower.is_empty() {
+            (0, 0)
+        } else {
+            (start, len)
+        };
         let floats = if self.floats.is_empty() {
             (0, 0)
         } else {
@@ -152,7 +161,11 @@ impl PanelMut<'_> {
         let halves = values.as_chunks::<LANES>().0;
         let (low, high) = (isa.load(&halves[0]), isa.load(&halves[1]));
         let largest = isa.largest(isa.max(isa.abs(low), isa.abs(high)));
-        let most = if self.lower.is_empty() { 127.0 } else { 127.0 * 128.0 };
+        let most = if self.lower.is_empty() {
+            127.0
+        } else {
+            127.0 * 128.0
+        };
         // A block of zeros, or of values so small that the inverse would overflow, is all zeros.
         let steps = if largest > 1e-30 { most / largest } else { 0.0 };
         let scale = largest / most;
@@ -164,8 +177,10 @@ impl PanelMut<'_> {
         } else {
             // To the nearest multiple of 128, which leaves -64 to 63.
             let half = isa.splat_int(64);
-            let (upper_low, upper_high) =
-                (isa.down_7(isa.add_int(low, half)), isa.down_7(isa.add_int(high, half)));
+            let (upper_low, upper_high) = (
+                isa.down_7(isa.add_int(low, half)),
+                isa.down_7(isa.add_int(high, half)),
+            );
             store(isa, upper_low, upper_high, &mut self.quants[block][slot]);
             let rest_low = isa.sub_int(low, isa.up_7(upper_low));
             let rest_high = isa.sub_int(high, isa.up_7(upper_high));

@@ -1,6 +1,7 @@
 //! Each op of the serving set against its twin in the reference set, and all variants against the
-//! portable one, bit for bit. Inputs of products are integers up to 127 with a ±127 in every block,
-//! and keys and values are f16 numbers, so that quantisation is exact and only f32 rounding is left.
+//! portable one, bit for bit. Inputs of products are integers up to 127 (128ths of them for fine
+//! rows) with a ±127 in every block, and keys and values are f16 numbers, so that quantisation is
+//! exact and only f32 rounding is left.
 
 use half::f16;
 use prompt::gguf::Dtype;
@@ -43,7 +44,11 @@ impl Noise {
         let mut stored: Vec<u8> = (0..bytes).map(|_| self.next() as u8).collect();
         let (block, halves) = match dtype {
             Dtype::F32 => {
-                return self.floats(values).iter().flat_map(|value| value.to_le_bytes()).collect();
+                return self
+                    .floats(values)
+                    .iter()
+                    .flat_map(|value| value.to_le_bytes())
+                    .collect();
             }
             Dtype::F16 => (2, 1),
             Dtype::Q4_0 => (18, 1),
@@ -58,19 +63,31 @@ impl Noise {
         stored
     }
 
-    /// Rows that int8 holds exactly.
-    fn exact_rows(&mut self, rows: usize, cols: usize) -> Vec<f32> {
-        let mut values: Vec<f32> =
-            (0..rows * cols).map(|_| (self.next() % 255) as f32 - 127.0).collect();
+    /// Rows that quants of this precision hold exactly.
+    fn exact_rows(&mut self, precision: Precision, rows: usize, cols: usize) -> Vec<f32> {
+        let parts = if precision == Precision::Fine { 128 } else { 1 };
+        let most = 127 * parts;
+        let mut value = || (self.next() % (2 * most + 1)) as f32 - most as f32;
+        let mut values: Vec<f32> = (0..rows * cols).map(|_| value() / parts as f32).collect();
         for block in values.chunks_exact_mut(32) {
             let place = (self.next() % 32) as usize;
-            block[place] = if self.next() % 2 == 0 { 127.0 } else { -127.0 };
+            block[place] = if self.next().is_multiple_of(2) {
+                127.0
+            } else {
+                -127.0
+            };
         }
         values
     }
 }
 
-const FORMATS: [Dtype; 5] = [Dtype::Q4_0, Dtype::Q4_1, Dtype::Q8_0, Dtype::F16, Dtype::F32];
+const FORMATS: [Dtype; 5] = [
+    Dtype::Q4_0,
+    Dtype::Q4_1,
+    Dtype::Q8_0,
+    Dtype::F16,
+    Dtype::F32,
+];
 
 /// Calls a generic check for every variant this processor has.
 macro_rules! on_each_variant {
@@ -86,8 +103,13 @@ macro_rules! on_each_variant {
 
 impl<I: Isa> CpuOps<I> {
     /// Lends the op set and these rows, quantised and with their floats kept.
-    fn quantise_rows(&mut self, rows: &[f32], cols: usize, work: impl FnOnce(&mut Self, &Rows)) {
-        let mut quantised = Rows::new(Precision::Coarse);
+    fn quantise_rows(
+        &mut self,
+        precision: Precision,
+        (rows, cols): (&[f32], usize),
+        work: impl FnOnce(&mut Self, &Rows),
+    ) {
+        let mut quantised = Rows::new(precision);
         self.dense = true;
         self.floats.clear();
         self.floats.extend(rows);
@@ -126,12 +148,20 @@ fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
         let delta = (found - expected).abs();
-        assert!(delta <= tolerance, "{what}: {found} for {expected} at {index}");
+        assert!(
+            delta <= tolerance,
+            "{what}: {found} for {expected} at {index}"
+        );
     }
 }
 
 fn assert_same(what: &str, found: &[f32], expected: &[f32]) {
-    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    let bits = |values: &[f32]| {
+        values
+            .iter()
+            .map(|value| value.to_bits())
+            .collect::<Vec<_>>()
+    };
     assert!(bits(found) == bits(expected), "{what}: bits differ");
 }
 
@@ -139,50 +169,76 @@ fn assert_same(what: &str, found: &[f32], expected: &[f32]) {
 #[test]
 fn products_equal_the_reference() {
     fn check<I: Isa>(name: &str) {
-        let Some(mut ops) = ops::<I>(name) else { return };
-        let (mut plain, mut portable) = (ReferenceOps::new(1), CpuOps::<Portable>::new(1).unwrap());
+        let Some(mut ops) = ops::<I>(name) else {
+            return;
+        };
         let mut noise = Noise(1);
-        for (dtype, rows, outputs, cols) in FORMATS
-            .iter()
-            .flat_map(|dtype| [1, 2, 7, 12, 13, 27].map(|rows| (*dtype, rows)))
-            .flat_map(|(dtype, rows)| {
-                [(1, 32), (17, 96), (48, 160)].map(|(outputs, cols)| (dtype, rows, outputs, cols))
-            })
-        {
-            let bytes = noise.weight(dtype, outputs * cols);
-            let tensor = Tensor { dtype, rows: outputs, cols, bytes: &bytes };
-            let input = noise.exact_rows(rows, cols);
-            let (mut found, mut expected) = (vec![1.0; rows * outputs], vec![1.0; rows * outputs]);
-            let mut same = found.clone();
-            let matrix = ops.pack(&tensor, RowOrder::Plain);
-            ops.quantise_rows(&input, cols, |ops, quantised| {
-                ops.project_add(quantised, &matrix, &mut found);
-            });
-            let matrix = portable.pack(&tensor, RowOrder::Plain);
-            portable.quantise_rows(&input, cols, |ops, quantised| {
-                ops.project_add(quantised, &matrix, &mut same);
-            });
-            let matrix = plain.pack(&tensor, RowOrder::Plain);
-            plain.project_add(&input, &matrix, &mut expected);
-            let what = format!("{name} {dtype:?}, {rows} rows, {outputs} outputs, {cols} columns");
-            // Sums of up to 160 products of about 127 × 16 in f32.
-            assert_close(&what, &found, &expected, 0.1);
-            assert_same(&what, &found, &same);
+        for dtype in FORMATS {
+            for precision in [Precision::Coarse, Precision::Fine] {
+                for rows in [1, 2, 7, 12, 13, 27] {
+                    for (outputs, cols) in [(1, 32), (17, 96), (48, 160)] {
+                        let bytes = noise.weight(dtype, outputs * cols);
+                        let tensor = Tensor {
+                            dtype,
+                            rows: outputs,
+                            cols,
+                            bytes: &bytes,
+                        };
+                        let input = noise.exact_rows(precision, rows, cols);
+                        let what = format!(
+                            "{name} {dtype:?} {precision:?}: {rows} rows, {outputs} by {cols}"
+                        );
+                        check_product(&what, &mut ops, (precision, &input), &tensor);
+                    }
+                }
+            }
         }
     }
     on_each_variant!(check);
+}
+
+fn check_product<I: Isa>(
+    what: &str,
+    ops: &mut CpuOps<I>,
+    (precision, input): (Precision, &[f32]),
+    tensor: &Tensor<'_>,
+) {
+    let (mut plain, mut portable) = (ReferenceOps::new(1), CpuOps::<Portable>::new(1).unwrap());
+    let cols = tensor.cols;
+    let mut expected = vec![1.0; input.len() / cols * tensor.rows];
+    let (mut found, mut same) = (expected.clone(), expected.clone());
+    let matrix = ops.pack(tensor, RowOrder::Plain);
+    ops.quantise_rows(precision, (input, cols), |ops, quantised| {
+        ops.project_add(quantised, &matrix, &mut found);
+    });
+    let matrix = portable.pack(tensor, RowOrder::Plain);
+    portable.quantise_rows(precision, (input, cols), |ops, quantised| {
+        ops.project_add(quantised, &matrix, &mut same);
+    });
+    let matrix = plain.pack(tensor, RowOrder::Plain);
+    plain.project_add(&input.to_vec(), &matrix, &mut expected);
+    // Sums of up to 160 products of about 127 × 16 in f32.
+    assert_close(what, &found, &expected, 0.1);
+    assert_same(what, &found, &same);
 }
 
 /// Would catch a wrong row of the table, or rows that packing reordered.
 #[test]
 fn looking_up_tokens_equals_the_reference() {
     fn check<I: Isa>(name: &str) {
-        let Some(mut ops) = ops::<I>(name) else { return };
+        let Some(mut ops) = ops::<I>(name) else {
+            return;
+        };
         let mut plain = ReferenceOps::new(1);
         let mut noise = Noise(2);
         for dtype in FORMATS {
             let bytes = noise.weight(dtype, 37 * 64);
-            let tensor = Tensor { dtype, rows: 37, cols: 64, bytes: &bytes };
+            let tensor = Tensor {
+                dtype,
+                rows: 37,
+                cols: 64,
+                bytes: &bytes,
+            };
             let tokens: Vec<u32> = (0..37).chain([5, 5, 36]).collect();
             let (mut found, mut expected) = (vec![0.0; 40 * 64], vec![0.0; 40 * 64]);
             let table = ops.pack(&tensor, RowOrder::Plain);
@@ -199,7 +255,9 @@ fn looking_up_tokens_equals_the_reference() {
 #[test]
 fn norms_equal_the_reference_up_to_a_quant() {
     fn check<I: Isa>(name: &str) {
-        let Some(mut ops) = ops::<I>(name) else { return };
+        let Some(mut ops) = ops::<I>(name) else {
+            return;
+        };
         let mut noise = Noise(3);
         for (rows, cols) in [(1, 32), (13, 96), (30, 576)] {
             let mut x = noise.floats(rows * cols);
@@ -219,17 +277,29 @@ fn norms_equal_the_reference_up_to_a_quant() {
 #[test]
 fn gates_equal_the_reference_up_to_a_quant() {
     fn check<I: Isa>(name: &str) {
-        let Some(mut ops) = ops::<I>(name) else { return };
+        let Some(mut ops) = ops::<I>(name) else {
+            return;
+        };
         let mut plain = ReferenceOps::new(1);
         let mut noise = Noise(4);
         for rows in [1, 5, 25] {
-            let weights = [noise.weight(Dtype::Q4_0, 96 * 64), noise.weight(Dtype::Q8_0, 96 * 64)];
-            let tensors = [(Dtype::Q4_0, &weights[0]), (Dtype::Q8_0, &weights[1])]
-                .map(|(dtype, bytes)| Tensor { dtype, rows: 96, cols: 64, bytes });
-            let input = noise.exact_rows(rows, 64);
+            let weights = [
+                noise.weight(Dtype::Q4_0, 96 * 64),
+                noise.weight(Dtype::Q8_0, 96 * 64),
+            ];
+            let tensors =
+                [(Dtype::Q4_0, &weights[0]), (Dtype::Q8_0, &weights[1])].map(|(dtype, bytes)| {
+                    Tensor {
+                        dtype,
+                        rows: 96,
+                        cols: 64,
+                        bytes,
+                    }
+                });
+            let input = noise.exact_rows(Precision::Coarse, rows, 64);
             let (mut found, mut expected) = (Rows::new(Precision::Coarse), Vec::new());
             let packed = tensors.map(|tensor| ops.pack(&tensor, RowOrder::Plain));
-            ops.quantise_rows(&input, 64, |ops, quantised| {
+            ops.quantise_rows(Precision::Coarse, (&input, 64), |ops, quantised| {
                 ops.gated(quantised, &packed[0], &packed[1], &mut found);
             });
             let dense = tensors.map(|tensor| plain.pack(&tensor, RowOrder::Plain));
@@ -248,14 +318,20 @@ fn gates_equal_the_reference_up_to_a_quant() {
 #[test]
 fn attention_equals_the_reference() {
     fn check<I: Isa>(name: &str) {
-        let Some(mut ops) = ops::<I>(name) else { return };
+        let Some(mut ops) = ops::<I>(name) else {
+            return;
+        };
         for (heads, kv_heads, dim, lens) in [
             (9, 3, 64, vec![1, 40, 17]),
             (2, 2, 32, vec![530]),
             (8, 1, 96, vec![300, 5]),
             (14, 1, 32, vec![20, 260]),
         ] {
-            let heads = Heads { heads, kv_heads, dim };
+            let heads = Heads {
+                heads,
+                kv_heads,
+                dim,
+            };
             let (found, expected) = attend_both(&mut ops, heads, &lens);
             let what = format!("{name} {heads:?} {lens:?}");
             // Outputs stay below 1; an int8 step of at most 1/127, half of it.
@@ -266,11 +342,7 @@ fn attention_equals_the_reference() {
 }
 
 /// Runs sequences of these lengths, in two calls each, and returns the outputs of the second.
-fn attend_both<I: Isa>(
-    ops: &mut CpuOps<I>,
-    heads: Heads,
-    lens: &[usize],
-) -> (Vec<f32>, Vec<f32>) {
+fn attend_both<I: Isa>(ops: &mut CpuOps<I>, heads: Heads, lens: &[usize]) -> (Vec<f32>, Vec<f32>) {
     let mut plain = ReferenceOps::new(2);
     let mut noise = Noise(5);
     let blocks_each = lens.iter().max().unwrap().div_ceil(BLOCK_TOKENS) + 1;
@@ -279,9 +351,17 @@ fn attend_both<I: Isa>(
         heads: heads.kv_heads,
         head_dim: heads.dim,
     };
-    let (mut kv, mut plain_kv) = (KvStorage::<u16>::new(2, shape), KvStorage::<f32>::new(2, shape));
+    let (mut kv, mut plain_kv) = (
+        KvStorage::<u16>::new(2, shape),
+        KvStorage::<f32>::new(2, shape),
+    );
     let tables: Vec<Vec<BlockId>> = (0..lens.len())
-        .map(|seq| (0..blocks_each).rev().map(|b| BlockId((b * lens.len() + seq) as u32)).collect())
+        .map(|seq| {
+            (0..blocks_each)
+                .rev()
+                .map(|b| BlockId((b * lens.len() + seq) as u32))
+                .collect()
+        })
         .collect();
     let mut results = (Vec::new(), Vec::new());
     let halves = lens.iter().map(|len| len / 2);
@@ -289,7 +369,11 @@ fn attend_both<I: Isa>(
         (vec![0; lens.len()], halves.clone().collect::<Vec<_>>()),
         (halves.collect(), lens.to_vec()),
     ] {
-        let tokens: Vec<Vec<u32>> = starts.iter().zip(&ends).map(|(s, e)| vec![0; e - s]).collect();
+        let tokens: Vec<Vec<u32>> = starts
+            .iter()
+            .zip(&ends)
+            .map(|(s, e)| vec![0; e - s])
+            .collect();
         let batch: Vec<SeqInput<'_>> = tokens
             .iter()
             .zip(&starts)
@@ -303,8 +387,11 @@ fn attend_both<I: Isa>(
             })
             .collect();
         let rows: usize = tokens.iter().map(Vec::len).sum();
-        let queries: Vec<f32> =
-            noise.floats(rows * heads.heads * heads.dim).iter().map(|q| 4.0 * q).collect();
+        let queries: Vec<f32> = noise
+            .floats(rows * heads.heads * heads.dim)
+            .iter()
+            .map(|q| 4.0 * q)
+            .collect();
         let half = |_| noise.half().to_f32();
         let keys: Vec<f32> = (0..rows * heads.kv_heads * heads.dim).map(half).collect();
         let values: Vec<f32> = keys.iter().rev().copied().collect();
@@ -322,19 +409,30 @@ fn attend_both<I: Isa>(
 #[test]
 fn rope_equals_the_reference() {
     fn check<I: Isa>(name: &str) {
-        let Some(mut ops) = ops::<I>(name) else { return };
+        let Some(mut ops) = ops::<I>(name) else {
+            return;
+        };
         let mut noise = Noise(6);
         let (rows, dim, heads) = (29, 64, 3);
-        let rotation =
-            Rotation { half: dim / 2, cos: noise.floats(rows * 32), sin: noise.floats(rows * 32) };
+        let rotation = Rotation {
+            half: dim / 2,
+            cos: noise.floats(rows * 32),
+            sin: noise.floats(rows * 32),
+        };
         let mut expected = noise.floats(rows * heads * dim);
         let reorder = |values: &[f32]| -> Vec<f32> {
             let place = |index: usize| {
                 let (head, inside) = (index / dim * dim, index % dim);
                 // The inverse of the packing: left halves first, then right ones.
-                head + if inside < dim / 2 { 2 * inside } else { 2 * (inside - dim / 2) + 1 }
+                head + if inside < dim / 2 {
+                    2 * inside
+                } else {
+                    2 * (inside - dim / 2) + 1
+                }
             };
-            (0..values.len()).map(|index| values[place(index)]).collect()
+            (0..values.len())
+                .map(|index| values[place(index)])
+                .collect()
         };
         let mut found = reorder(&expected);
         ops.rotate(&mut found, rows, &rotation);
@@ -361,7 +459,10 @@ fn exponentials_are_close_and_exact_at_zero() {
         let Some(isa) = I::detect() else { return };
         assert_eq!(isa.run(Exp(&[0.0; LANES])), [1.0; LANES], "{name}");
         let ends = isa.run(Exp(&[-1e30; LANES]))[0]..isa.run(Exp(&[1e30; LANES]))[0];
-        assert!(ends.start >= 0.0 && ends.start < 1e-37 && ends.end.is_finite(), "{name}: {ends:?}");
+        assert!(
+            ends.start >= 0.0 && ends.start < 1e-37 && ends.end.is_finite(),
+            "{name}: {ends:?}"
+        );
         let mut noise = Noise(7);
         for _ in 0..20_000 {
             let values: [f32; LANES] = std::array::from_fn(|_| noise.float() * 86.0);
@@ -370,7 +471,10 @@ fn exponentials_are_close_and_exact_at_zero() {
             for (found, value) in found.iter().zip(values) {
                 let expected = f64::from(value).exp();
                 let error = (f64::from(*found) - expected).abs() / expected;
-                assert!(error < 3e-7, "{name}: e^{value} is {expected:e}, not {found:e}");
+                assert!(
+                    error < 3e-7,
+                    "{name}: e^{value} is {expected:e}, not {found:e}"
+                );
             }
         }
     }

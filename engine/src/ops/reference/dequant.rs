@@ -12,7 +12,11 @@ pub(crate) const QUANT_BLOCK: usize = 32;
 /// Bytes that `values` values take in a format; `None` for a format that is not read here or a
 /// count that is not whole blocks.
 pub(crate) fn stored_bytes(dtype: Dtype, values: usize) -> Option<usize> {
-    let blocks = || (values % QUANT_BLOCK == 0).then_some(values / QUANT_BLOCK);
+    let blocks = || {
+        values
+            .is_multiple_of(QUANT_BLOCK)
+            .then_some(values / QUANT_BLOCK)
+    };
     match dtype {
         Dtype::F32 => values.checked_mul(4),
         Dtype::F16 => values.checked_mul(2),
@@ -26,7 +30,12 @@ pub(crate) fn stored_bytes(dtype: Dtype, values: usize) -> Option<usize> {
 /// Fills `out` with the values that `bytes` store. The lengths must agree with
 /// [`stored_bytes`]; the loader has checked both.
 pub(crate) fn dequantise(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
-    assert_eq!(stored_bytes(dtype, out.len()), Some(bytes.len()), "{dtype:?} of {}", out.len());
+    assert_eq!(
+        stored_bytes(dtype, out.len()),
+        Some(bytes.len()),
+        "{dtype:?} of {}",
+        out.len()
+    );
     match dtype {
         Dtype::F32 => {
             for (value, stored) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
@@ -77,7 +86,10 @@ fn blocks<'a, const BYTES: usize>(
     out: &'a mut [f32],
     bytes: &'a [u8],
 ) -> impl Iterator<Item = (&'a mut [f32; QUANT_BLOCK], &'a [u8; BYTES])> {
-    out.as_chunks_mut::<QUANT_BLOCK>().0.iter_mut().zip(bytes.as_chunks::<BYTES>().0)
+    out.as_chunks_mut::<QUANT_BLOCK>()
+        .0
+        .iter_mut()
+        .zip(bytes.as_chunks::<BYTES>().0)
 }
 
 #[cfg(test)]
@@ -102,10 +114,21 @@ mod tests {
             bytes.resize(head.len() + 16, 0x88);
             bytes
         };
-        let q4_0 = [(0, -4.0), (16, 3.5), (1, 1.0), (17, -3.5), (2, 0.0), (31, 0.0)];
+        let q4_0 = [
+            (0, -4.0),
+            (16, 3.5),
+            (1, 1.0),
+            (17, -3.5),
+            (2, 0.0),
+            (31, 0.0),
+        ];
         check(Dtype::Q4_0, &nibbles(&half_scale), &q4_0);
         let q4_1 = [(0, -3.0), (16, 4.5), (1, 2.0), (17, -2.5), (31, 1.0)];
-        check(Dtype::Q4_1, &nibbles(&[half_scale, minus_three].concat()), &q4_1);
+        check(
+            Dtype::Q4_1,
+            &nibbles(&[half_scale, minus_three].concat()),
+            &q4_1,
+        );
         let mut q8_0 = half_scale.to_vec();
         q8_0.extend([127, 0x80]);
         q8_0.resize(34, 2);

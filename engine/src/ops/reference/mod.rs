@@ -19,7 +19,9 @@ pub struct ReferenceOps {
 impl ReferenceOps {
     /// The op set on its own threads.
     pub fn new(threads: usize) -> ReferenceOps {
-        ReferenceOps { pool: Pool::new(threads) }
+        ReferenceOps {
+            pool: Pool::new(threads),
+        }
     }
 }
 
@@ -53,9 +55,16 @@ impl Ops for ReferenceOps {
         let mut values = vec![0.0; tensor.rows * tensor.cols];
         let row_bytes = tensor.bytes.len() / tensor.rows;
         self.pool.each_chunk(&mut values, tensor.cols, |row, out| {
-            dequant::dequantise(tensor.dtype, &tensor.bytes[row * row_bytes..][..row_bytes], out);
+            dequant::dequantise(
+                tensor.dtype,
+                &tensor.bytes[row * row_bytes..][..row_bytes],
+                out,
+            );
         });
-        Dense { cols: tensor.cols, values }
+        Dense {
+            cols: tensor.cols,
+            values,
+        }
     }
 
     fn matrix_bytes(matrix: &Dense) -> usize {
@@ -73,11 +82,15 @@ impl Ops for ReferenceOps {
         for row in x.chunks_exact(weight.len()) {
             let mean_square = dot(row, row) / row.len() as f32;
             let scale = 1.0 / (mean_square + eps).sqrt();
-            out.extend(row.iter().zip(weight).map(|(value, weight)| value * scale * weight));
+            out.extend(
+                row.iter()
+                    .zip(weight)
+                    .map(|(value, weight)| value * scale * weight),
+            );
         }
     }
 
-    fn project(&mut self, input: &Vec<f32>, parts: &mut [(&Dense, &mut [f32])]) {
+    fn project<const P: usize>(&mut self, input: &Vec<f32>, parts: [(&Dense, &mut [f32]); P]) {
         for (matrix, out) in parts {
             product(&mut self.pool, input, matrix, out, |old, new| *old = new);
         }
@@ -92,7 +105,7 @@ impl Ops for ReferenceOps {
         let mut ups = vec![0.0; rows * up.rows()];
         out.clear();
         out.resize(ups.len(), 0.0);
-        self.project(input, &mut [(gate, out), (up, &mut ups)]);
+        self.project(input, [(gate, out), (up, &mut ups)]);
         for (value, up) in out.iter_mut().zip(&ups) {
             *value = *value / (1.0 + (-*value).exp()) * up;
         }
@@ -104,7 +117,12 @@ impl Ops for ReferenceOps {
             let cos = &rotation.cos[row * half..][..half];
             let sin = &rotation.sin[row * half..][..half];
             for head in values.chunks_exact_mut(2 * half) {
-                for (pair, (cos, sin)) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos.iter().zip(sin)) {
+                for (pair, (cos, sin)) in head
+                    .as_chunks_mut::<2>()
+                    .0
+                    .iter_mut()
+                    .zip(cos.iter().zip(sin))
+                {
                     *pair = [pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin];
                 }
             }
@@ -175,17 +193,25 @@ fn attend_head(
     let scale = 1.0 / (query.len() as f32).sqrt();
     let tile = |past: usize| {
         let (tiles, token) = slot(shape, layer, seq.blocks, past);
-        (&kv.values()[tiles + kv_head * 2 * shape.half_tile()..], token)
+        (
+            &kv.values()[tiles + kv_head * 2 * shape.half_tile()..],
+            token,
+        )
     };
     let mut weights: Vec<f32> = (0..=position)
         .map(|past| {
             let (tile, token) = tile(past);
             let products = query.iter().enumerate();
-            scale * products.map(|(dim, q)| q * tile[dim * BLOCK_TOKENS + token]).sum::<f32>()
+            scale
+                * products
+                    .map(|(dim, q)| q * tile[dim * BLOCK_TOKENS + token])
+                    .sum::<f32>()
         })
         .collect();
     let largest = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    weights.iter_mut().for_each(|weight| *weight = (*weight - largest).exp());
+    weights
+        .iter_mut()
+        .for_each(|weight| *weight = (*weight - largest).exp());
     let total: f32 = weights.iter().sum();
     for (past, weight) in weights.iter().enumerate() {
         let (tile, token) = tile(past);
@@ -207,7 +233,11 @@ fn product(
     /// Input rows that stay in the cache while all weight rows pass by.
     const ROWS: usize = 16;
     let (cols, outputs) = (matrix.cols, matrix.rows());
-    assert_eq!(out.len() * cols, input.len() * outputs, "{cols} inputs, {outputs} outputs a row");
+    assert_eq!(
+        out.len() * cols,
+        input.len() * outputs,
+        "{cols} inputs, {outputs} outputs a row"
+    );
     pool.each_chunk(out, ROWS * outputs, |chunk, out| {
         let input = &input[chunk * ROWS * cols..];
         for output in 0..outputs {

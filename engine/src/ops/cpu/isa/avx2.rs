@@ -3,7 +3,10 @@
 //! The pair product adds two u8 × i8 products in 16 bits and saturates. Nibbles stay far below
 //! that even over a whole block (8 × 2 × 15 × 127 = 30,480). Bytes do not, so their sign is moved
 //! to the input: 2 × 128 × 127 = 32,512 fits.
-#![expect(unsafe_code, reason = "intrinsics; the token proves that the processor has them")]
+#![expect(
+    unsafe_code,
+    reason = "intrinsics; the token proves that the processor has them"
+)]
 
 use std::arch::x86_64::*;
 
@@ -37,6 +40,8 @@ impl Isa for Avx2 {
     type I = [__m256i; 2];
     type Weights = [[__m256i; 8]; 2];
 
+    const WIDE_TILES: bool = false;
+
     fn detect() -> Option<Self> {
         let found = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
@@ -46,6 +51,11 @@ impl Isa for Avx2 {
 
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
         proven!(enter(kernel, self))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, line: &Halves) {
+        proven!(_mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()));
     }
 
     #[inline(always)]

@@ -1,5 +1,8 @@
 //! The 16 lanes as one AVX-512 register, int8 products by VNNI.
-#![expect(unsafe_code, reason = "intrinsics; the token proves that the processor has them")]
+#![expect(
+    unsafe_code,
+    reason = "intrinsics; the token proves that the processor has them"
+)]
 
 use std::arch::x86_64::*;
 
@@ -28,6 +31,8 @@ impl Isa for Avx512 {
     type I = __m512i;
     type Weights = [__m512i; 8];
 
+    const WIDE_TILES: bool = true;
+
     fn detect() -> Option<Self> {
         let found = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -42,6 +47,11 @@ impl Isa for Avx512 {
 
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
         proven!(enter(kernel, self))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, line: &Halves) {
+        proven!(_mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()));
     }
 
     #[inline(always)]
@@ -148,7 +158,10 @@ impl Isa for Avx512 {
 
     #[inline(always)]
     fn store_bytes(self, a: __m512i, to: &mut [i8; LANES]) {
-        proven!(_mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(a)));
+        proven!(_mm_storeu_si128(
+            to.as_mut_ptr().cast(),
+            _mm512_cvtepi32_epi8(a)
+        ));
     }
 
     #[inline(always)]

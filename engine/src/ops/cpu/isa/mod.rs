@@ -10,11 +10,39 @@
 //! of closures over vectors: they have to end up inside the one function per variant that
 //! carries the `target_feature`, or vectors would go through memory at each call.
 
-pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+pub(crate) mod portable;
+
+/// Runs the body for each index below a constant of at most 12. Where the instruction set has
+/// registers enough, by copies of the body: left to itself the compiler keeps long bodies as
+/// loops, and the vectors they index in memory.
+macro_rules! unrolled {
+    ($isa:ident, $index:ident < $count:ident, $body:block) => {
+        if $isa::WIDE_TILES {
+            unrolled!(@ $index $count $body 0 1 2 3 4 5 6 7 8 9 10 11);
+        } else {
+            let mut place = 0;
+            while place < $count {
+                let $index = place;
+                $body
+                place += 1;
+            }
+        }
+    };
+    (@ $index:ident $count:ident $body:block $($number:literal)+) => {
+        $({
+            const PLACE: usize = $number;
+            if PLACE < $count {
+                let $index = PLACE;
+                $body
+            }
+        })+
+    };
+}
+pub(crate) use unrolled;
 
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
@@ -44,10 +72,17 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// 32 unsigned bytes for each of 16 weight rows.
     type Weights: Copy;
 
+    /// Whether 12 rows of results fit the registers beside a block of weights; 4 do in any case.
+    const WIDE_TILES: bool;
+
     /// The proof, if this processor has the instructions.
     fn detect() -> Option<Self>;
     /// Runs a kernel compiled for this instruction set.
     fn run<K: Kernel>(self, kernel: K) -> K::Output;
+
+    /// Asks for memory that will be read soon.
+    #[inline(always)]
+    fn prefetch(self, _line: &Halves) {}
 
     fn splat(self, value: f32) -> Self::F;
     fn load(self, from: &[f32; LANES]) -> Self::F;
@@ -120,8 +155,14 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// what f32 holds are taken for the nearest that fits.
     #[inline(always)]
     fn exp(self, a: Self::F) -> Self::F {
-        const POLYNOMIAL: [f32; 6] =
-            [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 1.0 / 2.0, 1.0];
+        const POLYNOMIAL: [f32; 6] = [
+            1.0 / 720.0,
+            1.0 / 120.0,
+            1.0 / 24.0,
+            1.0 / 6.0,
+            1.0 / 2.0,
+            1.0,
+        ];
         // ln 2 in two parts, so that the multiple taken off is exact.
         const LN_2_HIGH: f32 = 0.693_359_4;
         const LN_2_LOW: f32 = -2.121_944_4e-4;

@@ -27,6 +27,8 @@ impl Isa for Portable {
     type I = [i32; LANES];
     type Weights = [[u8; 32]; LANES];
 
+    const WIDE_TILES: bool = false;
+
     fn detect() -> Option<Self> {
         Some(Portable)
     }
@@ -84,7 +86,9 @@ impl Isa for Portable {
     }
 
     fn largest(self, a: Self::F) -> f32 {
-        a.iter().copied().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
+        a.iter()
+            .copied()
+            .fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
     }
 
     fn first(self, count: usize, a: Self::F, rest: f32) -> Self::F {
