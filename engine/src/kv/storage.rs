@@ -49,7 +49,11 @@ impl<T: Copy + Default> KvStorage<T> {
     /// A zeroed pool.
     pub fn new(layers: usize, shape: KvShape) -> KvStorage<T> {
         let len = layers * shape.blocks * shape.heads * 2 * shape.half_tile();
-        KvStorage { values: vec![T::default(); len], layers, shape }
+        KvStorage {
+            values: vec![T::default(); len],
+            layers,
+            shape,
+        }
     }
 
     /// The sizes that address a tile.
@@ -85,7 +89,11 @@ mod tests {
     /// Would catch tiles that overlap, and a copy that misses a layer or hits a neighbour.
     #[test]
     fn tiles_are_apart_and_blocks_copy_whole() {
-        let shape = KvShape { blocks: 3, heads: 2, head_dim: 32 };
+        let shape = KvShape {
+            blocks: 3,
+            heads: 2,
+            head_dim: 32,
+        };
         let mut kv = KvStorage::<u16>::new(2, shape);
         for layer in 0..2 {
             for block in 0..3 {
