@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
+use policies::breaker::{Breaker, BreakerParams};
 use policies::view::NodeState;
 
 use super::node::Node;
@@ -143,6 +144,12 @@ impl Checks {
         let found = read_metrics(&String::from_utf8_lossy(&body));
         let known = self.node.facts.load().started_s;
         let restarted = known.is_some() && found.started_s.is_some() && known != found.started_s;
+        if restarted {
+            // The failures were another process's: one crash ends all its requests at once, and a
+            // trial would keep the new process at one request until that has its whole answer.
+            self.node
+                .with_breaker(|breaker, _| *breaker = Breaker::new(BreakerParams::default()));
+        }
         // One that was seen down has been forgotten already.
         if restarted && !matches!(before, NodeState::Down { .. }) {
             tracing::warn!(node = %self.node.id, "node was restarted between two health checks");
