@@ -7,8 +7,9 @@
 //! `b` above 1 says that a recomputed token costs more than this request's own wait: it delays
 //! everybody behind it and takes pool room from a prefix that somebody else needs. Replays of
 //! public agent traces found 4 to 8 robust.
-//! Left out for now: KV store tiers (`fetch_ms` is always 0) and a measured decode model (the
-//! weight is 0 by default).
+//! Left out for now: KV store tiers (`fetch_ms` is always 0) and a measured decode model: a token
+//! to be decoded counts as one to be prefilled, which is what it costs in arithmetic once a batch
+//! shares the reading of the weights.
 
 use cache_index::block::BLOCK_TOKENS;
 use cache_index::ids::NodeId;
@@ -32,6 +33,9 @@ pub struct Params {
     pub decode_interference: f64,
     /// A session without binding is cold where no node holds more than this share of its prompt.
     pub cold_overlap_share: f64,
+    /// Nor is it relevant where it is fewer tokens than this: what every prompt of a template has in
+    /// common (a default system prompt is some twenty tokens) must not gather all traffic.
+    pub cold_overlap_tokens_min: u64,
     /// A cold session goes only to nodes at most this much further away than the nearest.
     pub cold_round_trip_slack_ms: f64,
     /// How strongly sessions stay.
@@ -44,8 +48,9 @@ impl Default for Params {
             b: 6.0,
             prefill_tokens_per_s_default: 1000.0,
             pool_pressure: 1.0,
-            decode_interference: 0.0,
+            decode_interference: 1.0,
             cold_overlap_share: 0.1,
+            cold_overlap_tokens_min: 64,
             cold_round_trip_slack_ms: 10.0,
             affinity: AffinityParams::default(),
         }

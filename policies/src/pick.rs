@@ -114,11 +114,17 @@ pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decis
             Err(reason) => refused.push((view.id.clone(), reason)),
         }
     }
+    if entries.is_empty() {
+        entries = suspected(req, nodes, p, &mut refused);
+    }
     let bound = entries
         .iter()
         .find(|entry| Some(&entry.view.id) == req.bound.as_ref());
     let relevant = p.cold_overlap_share * to_f64(req.prompt_tokens);
-    let holds_much = |entry: &Entry<'_>| to_f64(entry.candidate.cached_tokens) > relevant;
+    let holds_much = |entry: &Entry<'_>| {
+        entry.candidate.cached_tokens >= p.cold_overlap_tokens_min
+            && to_f64(entry.candidate.cached_tokens) > relevant
+    };
     let cold = bound.is_none() && !entries.iter().any(holds_much);
     let chosen = if cold {
         least_loaded(req, &entries, p)
@@ -148,6 +154,31 @@ pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decis
         candidates,
         refused,
     })
+}
+
+/// The nodes that only their breaker keeps out, for when nobody else is left: a node that failed a
+/// moment ago may answer, an answer of "no node" never does.
+fn suspected<'a>(
+    req: &RequestView,
+    nodes: &'a [NodeView],
+    p: &Params,
+    refused: &mut Vec<(NodeId, Ineligible)>,
+) -> Vec<Entry<'a>> {
+    let only_breaker = |id: &NodeId, refused: &[(NodeId, Ineligible)]| {
+        refused
+            .iter()
+            .any(|(node, why)| node == id && *why == Ineligible::BreakerOpen)
+    };
+    let entries: Vec<Entry<'a>> = nodes
+        .iter()
+        .filter(|view| only_breaker(&view.id, refused))
+        .map(|view| Entry {
+            candidate: candidate(req, view, p),
+            view,
+        })
+        .collect();
+    refused.retain(|(_, why)| *why != Ineligible::BreakerOpen);
+    entries
 }
 
 /// The bound node, unless `best` is clearly cheaper.

@@ -154,7 +154,15 @@ fn terms_have_bounds_and_thresholds() {
         inflight_decode_tokens: 300,
         ..node("a")
     };
-    check(&request(), &decoding, &p, plain);
+    check(
+        &request(),
+        &decoding,
+        &p,
+        Terms {
+            decode_ms: 300.0,
+            ..plain
+        },
+    );
     let heavy = Params {
         decode_interference: 0.5,
         ..p

@@ -121,6 +121,64 @@ fn a_trace_of_overlap_does_not_make_a_session_warm() {
     check(&request(), &[busy(11), node("b")], "a", Reason::Prefix);
 }
 
+#[test]
+fn the_beginning_that_all_prompts_share_gathers_no_traffic() {
+    // 16 of 40 tokens are the template's own: a share above the threshold, and still a trifle.
+    let short = RequestView {
+        prompt_tokens: 40,
+        ..request()
+    };
+    let decoding = NodeView {
+        inflight_decode_tokens: 1,
+        ..holding("a", 1)
+    };
+    check(&short, &[decoding, node("b")], "b", Reason::LeastLoaded);
+    // 64 tokens are worth something, until the decodes beside them cost more than they save.
+    let longer = RequestView {
+        prompt_tokens: 100,
+        ..request()
+    };
+    let decoding = |inflight_decode_tokens| NodeView {
+        inflight_decode_tokens,
+        ..holding("a", 4)
+    };
+    check(&longer, &[decoding(100), node("b")], "a", Reason::Prefix);
+    check(
+        &longer,
+        &[decoding(2000), node("b")],
+        "b",
+        Reason::LeastLoaded,
+    );
+}
+
+#[test]
+fn an_open_breaker_is_never_the_only_reason_for_a_refusal() {
+    let suspected = |name| NodeView {
+        state: NodeState::BreakerOpen,
+        ..node(name)
+    };
+    let down = NodeView {
+        state: NodeState::Down {
+            why: "gone".to_owned(),
+        },
+        ..node("b")
+    };
+    check(
+        &request(),
+        &[suspected("a"), down.clone()],
+        "a",
+        Reason::Only,
+    );
+    // Beside a node in good standing it stays out.
+    check(&request(), &[suspected("a"), node("b")], "b", Reason::Only);
+    // Where the request has failed already it is not sent again.
+    let retry = RequestView {
+        excluded: vec![id("a")],
+        ..request()
+    };
+    decide(&retry, &[suspected("a"), down], &Params::default()).expect_err("nobody is left");
+}
+
 /// Sends first turns of `count` sessions one after the other, each finished before the next comes,
 /// so that nothing is ever in flight. Returns how many each node got.
 fn place_one_by_one(count: u128, nodes: &mut [NodeView]) -> Vec<u64> {
