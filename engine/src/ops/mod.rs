@@ -1,7 +1,7 @@
 //! The operations a forward pass is made of, in two implementations.
 //!
 //! [`Ops`] lists them; a model's file reads as a sequence of these calls and is written once.
-//! [`reference`] is plain f32 on dequantised weights, slow and obvious. [`cpu`] is what serves:
+//! [`mod@reference`] is plain f32 on dequantised weights, slow and obvious. `cpu` is what serves:
 //! packed quantised weights, int8 activations, f16 KV. Every op of the second is tested against
 //! its twin in the first.
 //!

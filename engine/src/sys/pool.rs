@@ -7,7 +7,7 @@
 //!
 //! States of a worker:
 //! - *working*: has claimed a chunk by lowering `unclaimed`;
-//! - *spinning*: `unclaimed` is 0; looks again for [`SPIN`], the gap between two pieces of work
+//! - *spinning*: `unclaimed` is 0; looks again for `SPIN`, the gap between two pieces of work
 //!   inside a pass being a few microseconds;
 //! - *asleep*: on the condition variable, until the next piece of work finds `sleepers > 0`.
 //!
