@@ -24,6 +24,8 @@ pub enum Kind {
     TooSlow,
     /// The body is larger than this node accepts.
     BodyTooLarge,
+    /// The body is encoded in a way that this node does not read.
+    UnknownEncoding,
     /// The header is larger than this node accepts.
     HeaderTooLarge,
     /// The node cannot take the request now; another can, or this one later.
@@ -42,6 +44,7 @@ impl Kind {
             Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error"),
             Self::TooSlow => (StatusCode::REQUEST_TIMEOUT, "invalid_request_error"),
             Self::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error"),
+            Self::UnknownEncoding => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error"),
             Self::HeaderTooLarge => (
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "invalid_request_error",

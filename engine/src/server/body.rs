@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http::header::CONTENT_ENCODING;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 
@@ -15,6 +17,22 @@ pub(super) struct ReadLimits {
     pub(super) body_bytes_max: usize,
     /// How long a client may send nothing; ten times that is all it has for the whole body.
     pub(super) idle: Duration,
+}
+
+/// Refuses an encoded body: the gateway decodes what clients compress, and a node is close by.
+pub(super) fn plain(headers: &HeaderMap) -> Result<(), ApiError> {
+    match headers.get(CONTENT_ENCODING) {
+        None => Ok(()),
+        Some(encoding) if encoding.as_bytes().eq_ignore_ascii_case(b"identity") => Ok(()),
+        Some(_) => {
+            let message = "This node reads no encoded bodies. Send it without Content-Encoding.";
+            Err(ApiError::new(
+                Kind::UnknownEncoding,
+                "unsupported_encoding",
+                message,
+            ))
+        }
+    }
 }
 
 /// Reads the whole body.

@@ -50,6 +50,7 @@ pub(super) async fn answer(
 ) -> Result<Answer, Refusal> {
     let loaded = app.ready()?;
     let understands_probe = request.version() >= Version::HTTP_11;
+    body::plain(request.headers())?;
     let body = body::read(request.into_body(), &app.read_limits()).await?;
     let (dialect, caller) = (asked.dialect, asked.caller);
     let (delivery, prepared) = check(&loaded.served, body, asked).await?;

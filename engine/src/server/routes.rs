@@ -210,6 +210,7 @@ fn error_answer(error: &ApiError) -> Answer {
         | Kind::NotFound
         | Kind::TooSlow
         | Kind::BodyTooLarge
+        | Kind::UnknownEncoding
         | Kind::HeaderTooLarge
         | Kind::Overloaded
         | Kind::Internal => {}

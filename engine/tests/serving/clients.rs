@@ -161,6 +161,17 @@ fn a_large_body_is_refused_before_it_is_sent() {
 }
 
 #[test]
+fn an_encoded_body_is_refused_whatever_it_holds() {
+    let node = shared();
+    let body = chat_body(json!({"max_tokens": 2})).to_string();
+    for (encoding, status) in [("gzip", 415), ("br", 415), ("identity", 200)] {
+        let header = format!("content-encoding: {encoding}\r\n");
+        let reply = node.send("POST", CHAT, &header, body.as_bytes());
+        assert_eq!(reply.status, status, "{encoding}");
+    }
+}
+
+#[test]
 fn a_body_that_ends_early_is_refused() {
     let node = shared();
     let mut socket = node.connect();

@@ -1,24 +1,36 @@
 //! What does a Completions request ask for?
 //!
-//! One prompt a request: a list of prompts would need as many routes, and token ids would bypass
-//! the tokenizer that billing and routing rest on. Both are refused by name.
+//! One prompt a request, as a string or as a list of one: more prompts would need as many routes,
+//! and token ids would bypass the tokenizer that billing and routing rest on. Both are refused by
+//! name.
+
+use serde::Deserialize;
 
 use super::fields::Fields;
 use super::{PromptInput, Turn, check, common};
 use crate::error::ApiError;
+
+/// The two spellings of one prompt.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompt {
+    Text(String),
+    List([String; 1]),
+}
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
     let (model, delivery) = common(&fields)?;
     let raw = fields
         .get("prompt")
         .ok_or_else(|| check::missing("prompt"))?;
-    let text: String = serde_json::from_str(raw.get()).map_err(|_| {
+    let prompt: Prompt = serde_json::from_str(raw.get()).map_err(|_| {
         check::wrong(
             "prompt",
             raw,
             "one string; send one request for each prompt",
         )
     })?;
+    let (Prompt::Text(text) | Prompt::List([text])) = prompt;
     check::boolean(&fields, "echo")?;
     check::integer(&fields, "logprobs", (0, 20))?;
     check::integer(&fields, "best_of", (1, 128))?;

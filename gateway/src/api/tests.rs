@@ -80,6 +80,15 @@ fn every_refusal_names_its_parameter() {
 }
 
 #[test]
+fn one_prompt_has_two_spellings() {
+    for spelling in [r#""say hi""#, r#"["say hi"]"#] {
+        let body = format!(r#"{{"model":"m","prompt":{spelling}}}"#);
+        let turn = Dialect::Completions.parse(body.as_bytes()).expect("valid");
+        assert!(matches!(turn.prompt, PromptInput::Text(text) if text == "say hi"));
+    }
+}
+
+#[test]
 fn the_node_gets_our_salt_and_no_forged_references() {
     let body = r#"{"model":"m","messages":[{"role":"user","content":"x"}],"cache_salt":"theirs","kv_transfer_params":{"a":1},"bootstrap_room":7,"prompt_token_ids":[1],"stream":true,"metadata":{"k":1.0}}"#;
     let turn = Dialect::Chat.parse(body.as_bytes()).expect("valid");

@@ -2,14 +2,15 @@
 //!
 //! One line an event, values as fields. `HOMING_LOG` takes tracing's filter syntax (`debug`,
 //! `gateway::fleet=trace`). Libraries speak from `warn` up: Pingora reports each closed connection
-//! at `info`, and clients close connections all day.
+//! at `info`, and clients close connections all day; its proxy module reports even those that close
+//! within a header as errors, so it is silent, and what fails in a turn is on the turn's own line.
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _};
 
 use tracing_subscriber::EnvFilter;
 
-const DEFAULT: &str = "warn,gateway=info";
+const DEFAULT: &str = "warn,gateway=info,pingora_proxy=off";
 
 fn filter() -> EnvFilter {
     EnvFilter::try_from_env("HOMING_LOG").unwrap_or_else(|_| EnvFilter::new(DEFAULT))

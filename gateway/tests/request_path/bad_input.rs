@@ -94,7 +94,7 @@ fn malformed_bodies_are_refused_by_name() {
         too_long(long),
         (
             "/v1/completions",
-            with("prompt", json!(["a"])),
+            with("prompt", json!(["a", "b"])),
             400,
             "invalid_value",
             Some("prompt"),
