@@ -174,7 +174,11 @@ async fn health_takes_a_node_out_and_back_in() {
 }
 
 fn stored(tokens: &[u32], boot: &str) -> EventBatch {
-    let hash = |at: usize| EngineHash::Bytes(Box::from(&[u8::try_from(at).unwrap(); 16][..]));
+    // An engine's own hashes: one for each block, whatever they are.
+    let hash = |at: usize| {
+        let token = tokens[at * 16].to_be_bytes();
+        EngineHash::Bytes(Box::from(&token.repeat(4)[..]))
+    };
     EventBatch {
         timestamp: 1.0,
         events: vec![KvEvent::Stored {
