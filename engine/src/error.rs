@@ -1,7 +1,7 @@
 //! What went wrong, for the client and for the log?
 //!
 //! One type for every refusal that a client can read, in OpenAI's shape. A kind decides status and
-//! `error.type`; [`Kind::row`] is the only table of them. What the client reads and what the log
+//! `error.type`; `Kind::row` is the only table of them. What the client reads and what the log
 //! says are two fields: the log may name insides that a client has no use for.
 
 use http::StatusCode;

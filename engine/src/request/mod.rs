@@ -2,7 +2,7 @@
 //!
 //! Bytes → checked [`Generation`] → prompt tokens and a job for the engine ([`prepare`]). Every
 //! refusal names the field and says what would do. What the engine does not support is refused
-//! where ignoring it would change the answer ([`unsupported`]), and ignored elsewhere.
+//! where ignoring it would change the answer (`unsupported`), and ignored elsewhere.
 
 mod fields;
 pub mod prepare;

@@ -1,7 +1,7 @@
 //! How do requests come in over HTTP, and answers go out?
 //!
-//! An accept loop; a task for each connection; hyper for HTTP/1. [`routes`] names what is served,
-//! [`generate`] is the way of one request, [`client`] watches for clients that go away. Nothing
+//! An accept loop; a task for each connection; hyper for HTTP/1. `routes` names what is served,
+//! `generate` is the way of one request, `client` watches for clients that go away. Nothing
 //! here computes: the engine's thread does, and is reached through its handle.
 //!
 //! Shutdown, in order: `/health` turns 503 and new requests are refused; running ones finish, up
