@@ -1,4 +1,4 @@
-//! What does the operator decide? One path in: TOML file → [`file`] (its own types, unknown keys
+//! What does the operator decide? One path in: TOML file → `file` (its own types, unknown keys
 //! are errors) → the checked [`Config`] everything else takes.
 //!
 //! An option exists when two deployments need different values; the rest are constants beside the
