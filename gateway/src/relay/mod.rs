@@ -12,8 +12,11 @@ mod stream;
 mod whole;
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
+use std::time::Duration;
 
+use bytes::Bytes;
+use http::{StatusCode, Version};
 use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
 use policies::price::Usage;
@@ -32,6 +35,10 @@ use crate::route::Chosen;
 use crate::settle::Bill;
 use crate::turn::Job;
 use crate::upstream::Exchange;
+
+/// How often a client that has closed its sending side is asked whether it still reads. Two of
+/// these are what a client that left costs a node at most, besides a round trip.
+const PROBE_EVERY: Duration = Duration::from_millis(100);
 
 /// Everything an attempt works with.
 pub(crate) struct Flow<'a> {
@@ -83,14 +90,57 @@ pub(crate) async fn watched<T>(
     stopping: &mut Pin<&mut (dyn Future<Output = ()> + Send + '_)>,
     work: impl Future<Output = T>,
 ) -> Waited<T> {
+    let mut work = pin!(work);
     tokio::select! {
         // The work first: an answer that is there is relayed even if the client has just left.
         biased;
-        done = work => Waited::Done(done),
+        done = &mut work => return Waited::Done(done),
         // Bytes of a next request are kept (pipelining is on), so this resolves on a close only.
-        _ = client.read_body_or_idle(true) => Waited::ClientGone,
-        () = stopping => Waited::Stopping,
+        _ = client.read_body_or_idle(true) => {}
+        () = stopping.as_mut() => return Waited::Stopping,
     }
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return Waited::Done(done),
+            () = tokio::time::sleep(PROBE_EVERY) => {}
+            () = stopping.as_mut() => return Waited::Stopping,
+        }
+        // Outside the `select!`, which would drop a probe that is half written.
+        if !still_reads(client).await {
+            return Waited::ClientGone;
+        }
+    }
+}
+
+/// Whether a client that has closed its sending side still reads. TCP tells by a reset, one round
+/// trip after bytes reach a socket that nobody holds: so something harmless is written, an interim
+/// answer before the head and a comment within a stream, and the next write fails.
+async fn still_reads(client: &mut ServerSession) -> bool {
+    if !client
+        .as_http1()
+        .is_some_and(|http1| http1.is_half_closed())
+    {
+        return false;
+    }
+    let begun = client
+        .response_written()
+        .is_some_and(|head| !head.status.is_informational());
+    let probe = if begun {
+        client
+            .write_response_body(Bytes::from_static(b":\n\n"), false)
+            .await
+            .map(drop)
+    } else if client.req_header().version >= Version::HTTP_11 {
+        match ResponseHeader::build(StatusCode::CONTINUE, Some(0)) {
+            Ok(interim) => client.write_response_header(Box::new(interim)).await,
+            Err(error) => Err(error),
+        }
+    } else {
+        // An older client knows no interim answers.
+        return false;
+    };
+    probe.is_ok()
 }
 
 /// Relays a successful answer.

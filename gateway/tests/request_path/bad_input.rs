@@ -8,7 +8,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::client::{Answer, Connection};
-use crate::support::node::{Act, CONTEXT, MODEL, Node};
+use crate::support::node::{
+    Act, CONTEXT, MODEL, Node, chunk, delta, stream_head, stream_of, whole_of,
+};
 use crate::support::{Gateway, Stream, chat, eventually};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -291,20 +293,68 @@ fn slow_and_half_closed_clients_hold_nothing() {
     half.stream.shutdown(Shutdown::Write).unwrap();
     check(&half.answer(), 400, "invalid_json", None);
 
-    // Whoever closes after the request is gone, as far as TCP can tell.
-    let body = chat(Stream::No, "hi").to_string();
-    node.script(vec![Act::AwaitClose(Duration::from_secs(10))]);
-    let mut whole = Connection::open(gateway.addr);
-    whole
-        .send(head(body.len()).as_bytes())
-        .send(body.as_bytes());
-    eventually("the node has it", || node.received().len() == 1);
-    whole.stream.shutdown(Shutdown::Write).unwrap();
-    assert!(whole.is_closed());
-    eventually("the node is let go", || node.hang_ups().len() == 1);
-    eventually("it is on record", || gateway.rows().len() == 1);
-    assert_eq!(gateway.rows()[0]["status"], "cancelled");
+    // Whoever sends nothing more may still read: a whole answer and a stream, both late.
+    for stream in [Stream::No, Stream::Yes] {
+        let late = match stream {
+            Stream::No => whole_of("late"),
+            _ => stream_of(&["la", "te"]),
+        };
+        let mut script = vec![Act::Pause(Duration::from_millis(500))];
+        script.extend(late);
+        node.script(script);
+        let body = chat(stream, "hi").to_string();
+        let mut whole = Connection::open(gateway.addr);
+        whole
+            .send(head(body.len()).as_bytes())
+            .send(body.as_bytes());
+        whole.stream.shutdown(Shutdown::Write).unwrap();
+        let answer = whole.answer();
+        assert_eq!(answer.status, 200);
+        let text = match stream {
+            Stream::No => answer.json()["choices"][0]["message"]["content"].to_string(),
+            _ => answer.content(),
+        };
+        assert_eq!(text.trim_matches('"'), "late");
+        assert!(whole.is_closed());
+    }
+    eventually("they are on record", || gateway.rows().len() == 2);
+    assert!(gateway.rows().iter().all(|row| row["status"] == "complete"));
     gateway.assert_idle();
+}
+
+#[test]
+fn a_client_that_left_lets_go_of_the_node_whatever_it_was_waiting_for() {
+    let node = Node::start();
+    let gateway = Gateway::start(&[&node]);
+    let delta_then = |last: Act| vec![Act::Send(stream_head()), event(&delta("x")), last];
+    for (stream, script) in [
+        (Stream::No, vec![Act::AwaitClose(Duration::from_secs(10))]),
+        (Stream::Yes, vec![Act::AwaitClose(Duration::from_secs(10))]),
+        (
+            Stream::Yes,
+            delta_then(Act::AwaitClose(Duration::from_secs(10))),
+        ),
+    ] {
+        let (asked, gone) = (node.received().len(), node.hang_ups().len());
+        let begun = script.len() > 1;
+        node.script(script);
+        let mut client = gateway.begin_chat(&[], &chat(stream, "hi"));
+        eventually("the node has it", || node.received().len() > asked);
+        if begun {
+            client.head();
+            client.chunk();
+        }
+        drop(client);
+        eventually("the node is let go", || node.hang_ups().len() > gone);
+    }
+    eventually("all is on record", || gateway.rows().len() == 3);
+    let cancelled = |row: &Value| row["status"] == "cancelled";
+    assert!(gateway.rows().iter().all(cancelled));
+    gateway.assert_idle();
+}
+
+fn event(data: &str) -> Act {
+    Act::Send(chunk(format!("data: {data}\n\n").as_bytes()))
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {

@@ -126,7 +126,11 @@ impl Connection {
 
     /// Reads an answer to its end.
     pub(crate) fn answer(&mut self) -> Answer {
-        let (status, head) = self.head();
+        let (mut status, mut head) = self.head();
+        // Interim answers may come before it, any number of them.
+        while status == 100 {
+            (status, head) = self.head();
+        }
         let mut answer = Answer {
             status,
             head,
