@@ -30,7 +30,8 @@ setup:
 build: setup
 	@cargo build --release --workspace --locked
 
-# exec: the signal of Ctrl-C must reach homing itself, and its exit code must be make's.
+# exec: the signal of Ctrl-C must reach homing itself. make waits for its drain, and then ends by
+# the same signal, as it does.
 run: build
 	@exec $(TARGET)/homing up $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 

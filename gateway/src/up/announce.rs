@@ -39,13 +39,17 @@ pub(super) fn text(server: &Server, plan: &Plan, args: &UpArgs, key: Option<&str
     let url = format!("http://{}/v1", server.listen);
     let model = &plan.model;
     let data = args.data.display();
+    // As it was called, so that the commands below can be pasted.
+    let homing = std::env::args()
+        .next()
+        .unwrap_or_else(|| "homing".to_owned());
     let (shown, note) = match key {
         Some(key) => (key.to_owned(), format!("(tenant {DEMO}; shown this once)")),
         None => (
             "$HOMING_API_KEY".to_owned(),
             format!(
-                "(tenant {DEMO}; keys are stored only as hashes. Another one: homing key create \
-                 --tenant {DEMO} --data {data})"
+                "(set it to the key of your first start, tenant {DEMO}: keys are stored only as \
+                 hashes.\n            Another one: {homing} key create --tenant {DEMO} --data {data})"
             ),
         ),
     };
@@ -74,18 +78,18 @@ Homing is ready.  Ctrl-C stops it.
             {note}
   model     {model}  ({nodes}, {threads} each)
   admin     {admin}/metrics  {admin}/admin/nodes
-  bill      homing report --data {data} --by session
+  bill      {homing} report --data {data} --by session
   logs      {data}/logs
 
 Try it:
 
 curl {url}/chat/completions -H "authorization: Bearer {shown}" \
   -H "content-type: application/json" -H "x-session-affinity: my-first-agent" \
-  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+  -d '{{"model": "{model}", "max_tokens": 60, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
 
 {import}from openai import OpenAI
 client = OpenAI(base_url="{url}", api_key={python_key})
-print(client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello!"}}]).choices[0].message.content)
+print(client.chat.completions.create(model="{model}", max_tokens=60, messages=[{{"role": "user", "content": "Hello!"}}]).choices[0].message.content)
 
 "#
     )

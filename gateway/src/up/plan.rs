@@ -107,7 +107,7 @@ impl Plan {
 /// The id under which nodes serve a model: its file name without `.gguf`.
 fn model_id(path: &Path) -> Result<String, Failure> {
     if !path.is_file() {
-        let help = "run `make run`, which fetches the default model, or name a file with --model";
+        let help = "name a file that exists (make run MODEL=path.gguf, or --model); without one, `make run` fetches the default model";
         return Err(format!("no model at {}: {help}", path.display()).into());
     }
     let stem = path.file_stem().and_then(|stem| stem.to_str());
