@@ -98,6 +98,8 @@ async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 struct Side {
     addr: SocketAddr,
     health: Arc<AtomicU16>,
+    /// When its process says it started: another value is another process.
+    started_s: Arc<AtomicU16>,
     stop: Arc<AtomicBool>,
 }
 
@@ -107,7 +109,9 @@ impl Side {
         let addr = listener.local_addr().unwrap();
         let health = Arc::new(AtomicU16::new(503));
         let stop = Arc::new(AtomicBool::new(false));
+        let started_s = Arc::new(AtomicU16::new(5));
         let (answer, stopped) = (Arc::clone(&health), Arc::clone(&stop));
+        let started = Arc::clone(&started_s);
         tasks.spawn("scripted-node", async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 if stopped.load(Ordering::Relaxed) {
@@ -116,10 +120,14 @@ impl Side {
                 let mut head = vec![0; 4096];
                 let length = stream.read(&mut head).await.unwrap_or(0);
                 let head = String::from_utf8_lossy(&head[..length]).into_owned();
+                let metrics = format!(
+                    "process_start_time_seconds {}\n",
+                    started.load(Ordering::Relaxed)
+                );
                 let (status, body) = match head.split(' ').nth(1) {
                     Some("/health") => (answer.load(Ordering::Relaxed), ""),
                     Some("/v1/models") => (200, r#"{"data":[{"id":"m","max_model_len":512}]}"#),
-                    Some("/metrics") => (200, "process_start_time_seconds 5\n"),
+                    Some("/metrics") => (200, metrics.as_str()),
                     _ => (404, ""),
                 };
                 let length = body.len();
@@ -129,7 +137,12 @@ impl Side {
                 let _ = stream.write_all(text.as_bytes()).await;
             }
         });
-        Self { addr, health, stop }
+        Self {
+            addr,
+            health,
+            started_s,
+            stop,
+        }
     }
 
     /// Stops accepting.
@@ -170,6 +183,33 @@ async fn health_takes_a_node_out_and_back_in() {
     let again = Side::start(&tasks, side.addr).await;
     again.health.store(200, Ordering::Relaxed);
     eventually("it is back", || node.state() == NodeState::Up).await;
+    tasks.advance(Phase::Stopping);
+}
+
+/// Would catch a restarted node that is kept at one request by the failures of its last process.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_process_starts_without_the_failures_of_the_last() {
+    let tasks = Tasks::new(tokio::runtime::Handle::current());
+    let side = Side::start(&tasks, ([127, 0, 0, 1], 0).into()).await;
+    side.health.store(200, Ordering::Relaxed);
+    let fleet = Fleet::new(&[config(side.addr, None, None)]);
+    let node = Arc::clone(&fleet.nodes()[0]);
+    fleet.start("token", &tasks);
+    eventually("it is up", || node.state() == NodeState::Up).await;
+    for _ in 0..3 {
+        fleet.failed(&node, Failure::Status(500));
+    }
+    assert_eq!(node.state(), NodeState::BreakerOpen);
+    eventually("a trial is allowed", || node.state() == NodeState::Up).await;
+    // The trial goes on for as long as its answer does, and nothing else may run meanwhile.
+    let trial = fleet.dispatch(&node, 1, 1);
+    assert_eq!(node.state(), NodeState::BreakerOpen);
+    side.started_s.store(6, Ordering::Relaxed);
+    eventually("the new process takes all it can", || {
+        node.state() == NodeState::Up
+    })
+    .await;
+    drop(trial);
     tasks.advance(Phase::Stopping);
 }
 
