@@ -39,7 +39,9 @@ const EDGES: &[(&str, &[&str])] = &[
     ("cache-index/prompt", &[]),
     ("policies", &["cache-index"]),
     ("gateway", &["cache-index", "prompt", "policies"]),
-    ("engine", &["cache-index", "prompt"]),
+    ("engine", &["cache-index", "prompt", "answer", "constrain"]),
+    ("engine/answer", &[]),
+    ("engine/constrain", &["answer"]),
     ("load-tests", &["cache-index", "prompt", "policies"]),
 ];
 
@@ -52,6 +54,8 @@ const OWN_CRATES: &[&str] = &[
     "gateway",
     "homing-engine",
     "engine",
+    "answer",
+    "constrain",
     "homing-load-tests",
     "load-tests",
 ];

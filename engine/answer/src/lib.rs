@@ -1,0 +1,1 @@
+//! Which tool calls and which reasoning does an answer's text hold?

@@ -1,0 +1,1 @@
+//! Which tokens may come next, when a grammar says so?
