@@ -44,6 +44,11 @@ impl PromptBuilder {
         &self.tokenizer
     }
 
+    /// The chat template as the model file has it; none if it has none.
+    pub fn template_source(&self) -> Option<&str> {
+        self.template.as_ref().map(Template::source)
+    }
+
     /// The tokens of a chat request, generation prompt included. Control tokens come from the
     /// template alone; their text inside messages stays text.
     pub fn chat(

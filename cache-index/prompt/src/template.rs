@@ -49,6 +49,8 @@ const RAISED: &str = "raised by the template: ";
 #[derive(Debug)]
 pub(crate) struct Template {
     environment: Environment<'static>,
+    /// As the model file has it.
+    source: Box<str>,
     marks: Marks,
     developer: Developer,
     /// `bos_token` and its like.
@@ -82,6 +84,7 @@ impl Template {
         };
         let mut template = Self {
             environment,
+            source: source.into(),
             marks,
             developer,
             token_variables,
@@ -90,6 +93,11 @@ impl Template {
             template.marks.learn_joined(&rendered, tokenizer)?;
         }
         Ok(Some(template))
+    }
+
+    /// The template as the model file has it.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
     }
 
     /// How to read what `render` returns.

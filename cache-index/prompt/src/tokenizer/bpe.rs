@@ -152,6 +152,11 @@ impl Bpe {
         bpe
     }
 
+    /// The token of a word that is one token.
+    pub(super) fn word(&self, word: &[u8]) -> Option<u32> {
+        self.words.get(word).copied()
+    }
+
     /// Appends a word's tokens to `out`.
     #[inline]
     pub(super) fn encode_word(&self, word: &[u8], scratch: &mut Scratch, out: &mut Vec<u32>) {

@@ -159,6 +159,36 @@ impl Tokenizer {
         }
     }
 
+    /// The bytes of several tokens, one behind the other; control tokens add nothing.
+    pub fn decode(&self, ids: &[u32]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(ids.len() * 4);
+        for id in ids {
+            bytes.extend_from_slice(self.token_bytes(*id));
+        }
+        bytes
+    }
+
+    /// A token's text, that of a control token included. Empty for ids outside the vocabulary and
+    /// for tokens that are only a part of a character: their bytes are in `token_bytes`.
+    pub fn token_text(&self, id: u32) -> &str {
+        let control = &self.specials.control_tokens;
+        match control.binary_search_by_key(&id, |(id, _)| *id) {
+            Ok(at) => &control[at].1,
+            Err(_) => std::str::from_utf8(self.token_bytes(id)).unwrap_or_default(),
+        }
+    }
+
+    /// The one token that is this text: a control or user-defined token of that spelling, else an
+    /// ordinary one that the tokenizer makes of it.
+    pub fn id_of(&self, text: &str) -> Option<u32> {
+        let mut special = self.pieces_with_specials(text);
+        match (special.next(), special.next()) {
+            (Some(Piece::Token(id)), None) => Some(id),
+            (Some(Piece::Text(text)), None) => self.bpe.word(text.as_bytes()),
+            _ => None,
+        }
+    }
+
     /// Is this a control token (never shown as text)?
     pub fn is_control(&self, id: u32) -> bool {
         self.control.get(id as usize).copied().unwrap_or(false)
