@@ -154,4 +154,12 @@ pub enum ForwardError {
         /// Tokens given.
         tokens: usize,
     },
+    /// Hidden states asked for of a layer that the model does not have.
+    #[error("hidden states of layer {layer} are asked for; the last is {last}")]
+    Capture {
+        /// The layer.
+        layer: usize,
+        /// The last one there is: after the output norm.
+        last: usize,
+    },
 }

@@ -1,6 +1,7 @@
 //! The forward pass of a llama model, read top to bottom, over any op set.
 
 use super::config::ModelConfig;
+use super::pass::{Pass, PassOutput};
 use super::weights::{Layer, Weights};
 use crate::kv::storage::{BlockId, KvShape, KvStorage};
 use crate::ops::{Heads, Ops, Precision, Rotation, SeqInput};
@@ -65,8 +66,8 @@ impl<O: Ops> Llama<O> {
         self.kv.copy_block(from, to);
     }
 
-    /// One pass over a checked batch.
-    pub(crate) fn forward(&mut self, batch: &[SeqInput<'_>], logits: &mut Vec<f32>) {
+    /// One checked pass.
+    pub(crate) fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) {
         let Llama {
             config,
             ops,
@@ -74,24 +75,43 @@ impl<O: Ops> Llama<O> {
             kv,
             scratch,
         } = self;
+        let (batch, last) = (pass.batch, config.layers);
+        output.hidden.resize_with(pass.capture.len(), Vec::new);
         scratch.prepare(config, batch);
         ops.embed(&weights.table, &scratch.tokens, &mut scratch.x);
         for (index, layer) in weights.layers.iter().enumerate() {
+            capture(pass, output, index, &scratch.x);
             attention(config, ops, (index, layer), batch, kv, scratch);
             feed_forward(config, ops, layer, scratch);
         }
+        capture(pass, output, last, &scratch.x);
+        for (wanted, hidden) in pass.capture.iter().zip(&mut output.hidden) {
+            if *wanted > last {
+                hidden.resize(scratch.x.len(), 0.0);
+                ops.norm_floats(&scratch.x, &weights.output_norm, config.rms_eps, hidden);
+            }
+        }
         let rows = scratch.keep_wanted(config, batch);
-        logits.clear();
-        logits.resize(rows * config.vocab, 0.0);
+        output.logits.resize(rows * config.vocab, 0.0);
         if rows > 0 {
-            let output = weights.output.as_ref().unwrap_or(&weights.table);
+            let matrix = weights.output.as_ref().unwrap_or(&weights.table);
             ops.norm(
                 &scratch.x,
                 &weights.output_norm,
                 config.rms_eps,
                 &mut scratch.last,
             );
-            ops.project(&scratch.last, [(output, logits)]);
+            ops.project(&scratch.last, [(matrix, &mut output.logits)]);
+        }
+    }
+}
+
+/// Copies the residual stream out where it is asked for as `layer`.
+fn capture(pass: &Pass<'_>, output: &mut PassOutput, layer: usize, x: &[f32]) {
+    for (wanted, hidden) in pass.capture.iter().zip(&mut output.hidden) {
+        if *wanted == layer {
+            hidden.clear();
+            hidden.extend_from_slice(x);
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod config;
 pub mod error;
 pub mod file;
 mod llama;
+mod pass;
 mod weights;
 
 use prompt::gguf::Header;
@@ -21,6 +22,7 @@ pub use crate::ops::SeqInput;
 pub use config::ModelConfig;
 pub use error::{ForwardError, ModelError};
 pub use file::GgufFile;
+pub use pass::{Pass, PassOutput};
 
 use crate::ops::Ops;
 #[cfg(target_arch = "x86_64")]
@@ -28,6 +30,7 @@ use crate::ops::cpu::{Avx2, Avx512, Isa as _};
 use crate::ops::cpu::{CpuOps, Portable};
 use crate::ops::reference::ReferenceOps;
 use llama::Llama;
+use pass::PassCheck;
 
 /// Which implementation of the ops runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,21 +95,19 @@ pub struct Model {
     config: ModelConfig,
     kv_blocks: usize,
     weight_bytes: usize,
-    /// Passes so far, and for each block the last one that wrote it.
-    passes: u64,
-    written_in: Vec<u64>,
+    check: PassCheck,
     runner: Box<dyn Runner>,
 }
 
 /// A model on some op set, with the op set's types out of sight.
 trait Runner: Send {
-    fn forward(&mut self, batch: &[SeqInput<'_>], logits: &mut Vec<f32>);
+    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput);
     fn copy_block(&mut self, from: BlockId, to: BlockId);
 }
 
 impl<O: Ops> Runner for Llama<O> {
-    fn forward(&mut self, batch: &[SeqInput<'_>], logits: &mut Vec<f32>) {
-        Llama::forward(self, batch, logits);
+    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) {
+        Llama::run(self, pass, output);
     }
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) {
@@ -195,89 +196,31 @@ impl Model {
         self.runner.copy_block(from, to);
     }
 
-    /// Runs every sequence's tokens in one pass. `logits` is emptied, then holds one row of
+    /// Runs every sequence's tokens in one pass, and hands out what it asks for.
+    pub fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError> {
+        self.check.check(&self.config, pass)?;
+        self.runner.run(pass, output);
+        Ok(())
+    }
+
+    /// As [`Model::run`] for who wants logits alone: `logits` is emptied, then holds one row of
     /// `vocab` values for each token asked for, in batch order.
     pub fn forward(
         &mut self,
         batch: &[SeqInput<'_>],
         logits: &mut Vec<f32>,
     ) -> Result<(), ForwardError> {
-        for (sequence, seq) in batch.iter().enumerate() {
-            self.check(sequence, seq)?;
-        }
-        self.check_writes(batch)?;
-        self.runner.forward(batch, logits);
-        Ok(())
-    }
-
-    /// No block may be written twice in one pass: threads write blocks side by side.
-    fn check_writes(&mut self, batch: &[SeqInput<'_>]) -> Result<(), ForwardError> {
-        self.passes += 1;
-        for (sequence, seq) in batch.iter().enumerate() {
-            let end = (seq.start + seq.tokens.len()).div_ceil(BLOCK_TOKENS);
-            for block in &seq.blocks[seq.start / BLOCK_TOKENS..end] {
-                let last_pass = &mut self.written_in[block.0 as usize];
-                if *last_pass == self.passes {
-                    return Err(ForwardError::BlockTwice {
-                        sequence,
-                        block: block.0,
-                    });
-                }
-                *last_pass = self.passes;
-            }
-        }
-        Ok(())
-    }
-
-    fn check(&self, sequence: usize, seq: &SeqInput<'_>) -> Result<(), ForwardError> {
-        let (vocab, context, pool) = (self.config.vocab, self.config.context, self.kv_blocks);
-        let tokens = seq.tokens.len();
-        if tokens == 0 {
-            return Err(ForwardError::Empty { sequence });
-        }
-        if let Some(token) = seq
-            .tokens
-            .iter()
-            .copied()
-            .find(|token| *token as usize >= vocab)
-        {
-            return Err(ForwardError::Token {
-                sequence,
-                token,
-                vocab,
-            });
-        }
-        let end = seq.start.saturating_add(tokens);
-        if end > context {
-            return Err(ForwardError::Context {
-                sequence,
-                end,
-                context,
-            });
-        }
-        let needed = end.div_ceil(BLOCK_TOKENS);
-        let Some(blocks) = seq.blocks.get(..needed) else {
-            return Err(ForwardError::BlocksShort {
-                sequence,
-                have: seq.blocks.len(),
-                end,
-            });
+        let mut output = PassOutput {
+            logits: std::mem::take(logits),
+            hidden: Vec::new(),
         };
-        if let Some(block) = blocks.iter().find(|block| block.0 as usize >= pool) {
-            return Err(ForwardError::Block {
-                sequence,
-                block: block.0,
-                pool,
-            });
-        }
-        if seq.logits_last > tokens {
-            return Err(ForwardError::Logits {
-                sequence,
-                wanted: seq.logits_last,
-                tokens,
-            });
-        }
-        Ok(())
+        let pass = Pass {
+            batch,
+            capture: &[],
+        };
+        let result = self.run(&pass, &mut output);
+        *logits = output.logits;
+        result
     }
 }
 
@@ -340,8 +283,7 @@ impl Loading<'_> {
         Ok(Model {
             config,
             kv_blocks: options.kv_blocks,
-            passes: 0,
-            written_in: vec![0; options.kv_blocks],
+            check: PassCheck::new(options.kv_blocks),
             weight_bytes: llama.weight_bytes(),
             runner: Box::new(llama),
         })

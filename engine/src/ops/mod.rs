@@ -113,6 +113,9 @@ pub trait Ops: Send {
     /// Root-mean-square norm of each row of `x`, times `weight`, made ready for products.
     fn norm(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut Self::Input);
 
+    /// The same norm as plain rows, for who reads hidden states.
+    fn norm_floats(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
+
     /// Each part's output = its matrix × the input rows.
     fn project<const P: usize>(
         &mut self,

@@ -21,7 +21,7 @@ use pack::Packed;
 use plan::{BlockWrite, Segment};
 use positions::{Rotate, StoreBlock};
 use product::{GatedProduct, GroupProduct, Put};
-use rows::{Norm, PANEL, Quantise, Rows};
+use rows::{Norm, NormFloats, PANEL, Quantise, Rows};
 
 pub(crate) use isa::Isa;
 pub(crate) use isa::portable::Portable;
@@ -187,6 +187,19 @@ impl<I: Isa> Ops for CpuOps<I> {
                 eps,
                 scratch,
                 panel,
+            });
+        });
+    }
+
+    fn norm_floats(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        let (isa, cols) = (self.isa, weight.len());
+        self.pool.each_chunk(out, cols * PANEL, |chunk, out| {
+            let rows = &x[chunk * PANEL * cols..][..out.len()];
+            isa.run(NormFloats {
+                rows,
+                weight,
+                eps,
+                out,
             });
         });
     }

@@ -231,22 +231,47 @@ impl Kernel for Norm<'_> {
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         let cols = self.panel.cols;
-        let weight = self.weight.as_chunks::<LANES>().0;
         for (slot, row) in self.rows.chunks_exact(cols).enumerate() {
-            let row = row.as_chunks::<LANES>().0;
-            let mut squares = isa.splat(0.0);
-            for values in row {
-                let values = isa.load(values);
-                squares = isa.fma(values, values, squares);
-            }
-            let scale = 1.0 / (isa.sum(squares) / cols as f32 + self.eps).sqrt();
-            let scale = isa.splat(scale);
-            let normed = self.scratch.as_chunks_mut::<LANES>().0;
-            for ((out, values), weight) in normed.iter_mut().zip(row).zip(weight) {
-                let value = isa.mul(isa.load(values), scale);
-                isa.store(isa.mul(value, isa.load(weight)), out);
-            }
+            norm_row(isa, row, (self.weight, self.eps), self.scratch);
             self.panel.put(isa, slot, self.scratch);
         }
+    }
+}
+
+/// Root-mean-square norm of some rows, left as they are.
+pub(crate) struct NormFloats<'a> {
+    pub(crate) rows: &'a [f32],
+    pub(crate) weight: &'a [f32],
+    pub(crate) eps: f32,
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Kernel for NormFloats<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let cols = self.weight.len();
+        let rows = self.rows.chunks_exact(cols);
+        for (row, out) in rows.zip(self.out.chunks_exact_mut(cols)) {
+            norm_row(isa, row, (self.weight, self.eps), out);
+        }
+    }
+}
+
+#[inline(always)]
+fn norm_row<I: Isa>(isa: I, row: &[f32], (weight, eps): (&[f32], f32), out: &mut [f32]) {
+    let cols = row.len() as f32;
+    let row = row.as_chunks::<LANES>().0;
+    let mut squares = isa.splat(0.0);
+    for values in row {
+        let values = isa.load(values);
+        squares = isa.fma(values, values, squares);
+    }
+    let scale = isa.splat(1.0 / (isa.sum(squares) / cols + eps).sqrt());
+    let weight = weight.as_chunks::<LANES>().0;
+    let out = out.as_chunks_mut::<LANES>().0;
+    for ((out, values), weight) in out.iter_mut().zip(row).zip(weight) {
+        let value = isa.mul(isa.load(values), scale);
+        isa.store(isa.mul(value, isa.load(weight)), out);
     }
 }

@@ -78,15 +78,18 @@ impl Ops for ReferenceOps {
     }
 
     fn norm(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut Vec<f32>) {
-        out.clear();
-        for row in x.chunks_exact(weight.len()) {
+        out.resize(x.len(), 0.0);
+        self.norm_floats(x, weight, eps, out);
+    }
+
+    fn norm_floats(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        let rows = x.chunks_exact(weight.len());
+        for (row, out) in rows.zip(out.chunks_exact_mut(weight.len())) {
             let mean_square = dot(row, row) / row.len() as f32;
             let scale = 1.0 / (mean_square + eps).sqrt();
-            out.extend(
-                row.iter()
-                    .zip(weight)
-                    .map(|(value, weight)| value * scale * weight),
-            );
+            for ((out, value), weight) in out.iter_mut().zip(row).zip(weight) {
+                *out = value * scale * weight;
+            }
         }
     }
 
