@@ -10,74 +10,11 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use cache_index::block::BlockHash;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::job::{HeldInfo, Job, Output, TicketId};
 use crate::error::{ApiError, Kind};
 use crate::events::Numbered;
-use crate::kv::table::Scope;
-use crate::metrics::Ending;
-use crate::sample::Sampling;
-
-/// A request, ready to run.
-#[derive(Debug)]
-pub struct Job {
-    /// Named in logs.
-    pub request_id: Arc<str>,
-    /// The prompt, at least one token.
-    pub prompt: Vec<u32>,
-    /// Hashes of the prompt's leading blocks that may be served from cache.
-    pub chain: Vec<BlockHash>,
-    /// Whose blocks these are.
-    pub scope: Scope,
-    /// Tokens to produce at most, at least one.
-    pub output_max: usize,
-    /// How to choose them.
-    pub sampling: Sampling,
-    /// Texts that end the answer.
-    pub stops: Vec<String>,
-    /// Tokens that end the answer.
-    pub stop_tokens: Vec<u32>,
-}
-
-/// What the engine says about a request, in order.
-#[derive(Debug)]
-pub enum Output {
-    /// It joined the batch; so many of its prompt tokens were cached.
-    Joined {
-        /// Prompt tokens served from cache.
-        cached_tokens: usize,
-    },
-    /// A token was produced; its text may be empty while it is held back.
-    Text {
-        /// Text that became visible.
-        text: String,
-        /// Tokens produced so far.
-        output_tokens: usize,
-    },
-    /// The answer is complete.
-    Done {
-        /// The last visible text.
-        text: String,
-        /// Stop or length.
-        ending: Ending,
-        /// What it took.
-        usage: Usage,
-    },
-    /// The node failed; nothing follows.
-    Failed(ApiError),
-}
-
-/// What a request took, in tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Of those, served from cache.
-    pub cached_tokens: usize,
-    /// Tokens produced.
-    pub output_tokens: usize,
-}
 
 /// A submitted request. Dropping it cancels the request if it still runs.
 #[derive(Debug)]
@@ -115,6 +52,8 @@ impl Drop for Ticket {
 pub(super) enum Command {
     Submit(Box<Submission>),
     Snapshot(oneshot::Sender<Option<Numbered>>),
+    Release(TicketId, oneshot::Sender<bool>),
+    Held(TicketId, oneshot::Sender<Option<HeldInfo>>),
     Wake,
     Stop,
 }
@@ -218,10 +157,30 @@ impl Handle {
     /// Everything held, for a late joiner; `Some(None)` if nothing was ever held, none if the
     /// engine has stopped.
     pub async fn snapshot(&self) -> Option<Option<Numbered>> {
+        self.ask(Command::Snapshot).await
+    }
+
+    /// Gives the blocks of a ticket back; false if there is no such ticket (any more).
+    pub async fn release(&self, ticket: TicketId) -> bool {
+        self.ask(|answer| Command::Release(ticket, answer))
+            .await
+            .unwrap_or(false)
+    }
+
+    /// What a ticket holds; none if there is no such ticket (any more).
+    pub async fn held(&self, ticket: TicketId) -> Option<HeldInfo> {
+        self.ask(|answer| Command::Held(ticket, answer)).await?
+    }
+
+    /// Sends a command and waits for its answer; none if the engine has stopped. Unlike a request
+    /// this may wait for room in the channel: it is rare, and comes from a task of its own.
+    async fn ask<T: Send + 'static>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> Option<T> {
         let (answer, receiver) = oneshot::channel();
-        let commands = self.commands.clone();
-        // Unlike a request this may wait for room: it is rare, and comes from a task of its own.
-        let sent = tokio::task::spawn_blocking(move || commands.send(Command::Snapshot(answer)));
+        let (commands, command) = (self.commands.clone(), command(answer));
+        let sent = tokio::task::spawn_blocking(move || commands.send(command));
         sent.await.ok()?.ok()?;
         receiver.await.ok()
     }

@@ -9,6 +9,7 @@
 //! blocks go back, the loop goes on.
 
 mod handle;
+mod job;
 mod sequence;
 mod step;
 
@@ -17,7 +18,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 
-pub use handle::{Handle, Job, Output, Ticket, Usage};
+pub use handle::{Handle, Ticket};
+pub use job::{Held, HeldInfo, Job, Output, Pooling, Produced, TicketId, Usage, Work};
 
 use crate::events::EventLog;
 use crate::kv::pool::Pool;
@@ -156,6 +158,9 @@ impl Engine {
                 let snapshot = log.and_then(|log| log.snapshot(&self.pool.snapshot()));
                 let _ = answer.send(snapshot);
             }
+            // Nothing is pinned yet.
+            Command::Release(_ticket, answer) => drop(answer.send(false)),
+            Command::Held(_ticket, answer) => drop(answer.send(None)),
             Command::Wake => {}
             Command::Stop => return Next::Stop,
         }

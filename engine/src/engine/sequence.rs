@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use tokio::sync::mpsc;
 
-use super::handle::{Job, Output, QueuePlace, Submission, Usage};
+use super::handle::{QueuePlace, Submission};
+use super::job::{Job, Output, Usage};
 use crate::error::ApiError;
 use crate::kv::table::BlockTable;
 use crate::metrics::{Ending, Metrics};
@@ -128,6 +129,7 @@ impl Sequence {
         let Some(ending) = ending else {
             self.send(Output::Text {
                 text,
+                tokens: Vec::new(),
                 output_tokens,
             });
             return After::GoesOn;
@@ -137,8 +139,10 @@ impl Sequence {
         }
         self.send(Output::Done {
             text,
+            tokens: Vec::new(),
             ending,
             usage: self.usage(),
+            held: None,
         });
         After::Ended(ending)
     }

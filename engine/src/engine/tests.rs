@@ -9,14 +9,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-use cache_index::block::{BLOCK_TOKENS, Namespace, creditable_blocks, hash_chain};
+use cache_index::block::{BLOCK_TOKENS, Namespace, hash_chain};
 
 use super::{Forward, Handle, Job, Output, Parts, Ticket, Usage, start};
 use crate::error::Kind;
 use crate::kv::table::Scope;
 use crate::metrics::{Ending, Metrics};
 use crate::model::{ForwardError, SeqInput};
-use crate::sample::Sampling;
 
 const VOCAB: usize = 64;
 /// Prompts with these tokens break the forward pass.
@@ -157,11 +156,13 @@ impl Bench {
                     text: more,
                     ending,
                     usage,
+                    ..
                 } => {
                     text += &more;
                     let tokens = text.split_whitespace().map(|id| id.parse().expect("an id"));
                     return Ok((tokens.collect(), ending, usage));
                 }
+                Output::Embedding(..) => unreachable!("no vector was asked for"),
                 Output::Failed(error) => return Err(error.kind),
             }
         }
@@ -188,21 +189,9 @@ impl Bench {
 
 fn job(prompt: &[u32], output_max: usize, salt: Option<&str>) -> Job {
     let namespace = Namespace::new("m", None, salt);
-    let mut chain = hash_chain(&namespace, prompt);
-    chain.truncate(creditable_blocks(prompt.len()));
-    Job {
-        request_id: Arc::from("r"),
-        prompt: prompt.to_vec(),
-        chain,
-        scope: Scope {
-            namespace,
-            salt: salt.map(Arc::from),
-        },
-        output_max,
-        sampling: Sampling::GREEDY,
-        stops: Vec::new(),
-        stop_tokens: Vec::new(),
-    }
+    let chain = hash_chain(&namespace, prompt);
+    let salt = salt.map(Arc::from);
+    Job::generate(prompt.to_vec(), chain, Scope { namespace, salt }, output_max)
 }
 
 struct Random(u64);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use cache_index::block::{BlockHash, Namespace, creditable_blocks, hash_chain};
+use cache_index::block::{BlockHash, Namespace, hash_chain};
 use prompt::{ChatInput, PromptBuilder, PromptError, SegmentCache};
 
 use super::{Generation, Source};
@@ -64,22 +64,18 @@ impl Served {
         let output_max = self.output_max(&request, prompt.len())?;
         let salt: Option<Arc<str>> = request.cache_salt.as_deref().map(Arc::from);
         let namespace = Namespace::new(&self.model_id, None, salt.as_deref());
-        let mut chain = hash_chain(&namespace, &prompt);
+        let chain = hash_chain(&namespace, &prompt);
         let last_block = chain.last().copied();
-        chain.truncate(creditable_blocks(prompt.len()));
         let mut stop_tokens = request.stop_token_ids;
         if !request.ignore_eos {
             stop_tokens.extend_from_slice(self.prompts.tokenizer().eos_ids());
         }
         let job = Job {
             request_id,
-            prompt,
-            chain,
-            scope: Scope { namespace, salt },
-            output_max,
             sampling: request.sampling,
             stops: request.stops,
             stop_tokens,
+            ..Job::generate(prompt, chain, Scope { namespace, salt }, output_max)
         };
         Ok(Prepared { job, last_block })
     }

@@ -133,12 +133,16 @@ impl Waiting<'_> {
                     text,
                     ending,
                     usage,
+                    ..
                 }) => {
                     answer += &text;
                     return Ok(json_answer(
                         StatusCode::OK,
                         &shape.whole(&answer, ending, &usage),
                     ));
+                }
+                Some(Output::Embedding(..)) => {
+                    return Err(ApiError::internal("a vector nobody asked for").into());
                 }
                 Some(Output::Failed(error)) => return Err(error.into()),
                 None => return Err(ApiError::internal("the engine's thread ended").into()),

@@ -78,6 +78,7 @@ impl StreamBody {
             Output::Text {
                 text,
                 output_tokens,
+                ..
             } => {
                 self.usage.output_tokens = output_tokens;
                 if !text.is_empty() {
@@ -88,6 +89,7 @@ impl StreamBody {
                 text,
                 ending,
                 usage,
+                ..
             } => {
                 self.usage = usage;
                 self.event(self.shape.text(&text, Some(ending)));
@@ -97,6 +99,7 @@ impl StreamBody {
                 self.ready.extend_from_slice(TERMINATOR);
                 self.ticket = None;
             }
+            Output::Embedding(..) => self.fail(&ApiError::internal("a vector nobody asked for")),
             Output::Failed(error) => self.fail(&error),
         }
     }
