@@ -16,6 +16,7 @@ use crate::error::ApiError;
 use crate::kv::table::BlockTable;
 use crate::metrics::{Ending, Metrics};
 use crate::output::TextStream;
+use crate::sample::Counts;
 use crate::scheduler::Progress;
 
 /// One request inside the engine.
@@ -29,6 +30,8 @@ pub(super) struct Sequence {
     pub(super) table: Option<BlockTable>,
     /// Prompt tokens served from cache when it first joined; later rejoins change no bill.
     cached_tokens: Option<usize>,
+    /// What penalties look at.
+    pub(super) counts: Counts,
     text: TextStream,
     outputs: mpsc::Sender<Output>,
     cancelled: Arc<AtomicBool>,
@@ -60,6 +63,7 @@ impl Sequence {
         let text = TextStream::new(std::mem::take(&mut job.stops));
         Self {
             tokens: job.prompt.clone(),
+            counts: Counts::new(&job.sampling, &job.prompt),
             job,
             computed: 0,
             table: None,
@@ -112,6 +116,7 @@ impl Sequence {
     /// Adds the next token and tells the client.
     pub(super) fn push(&mut self, token: u32, bytes: &[u8], metrics: &Metrics) -> After {
         self.tokens.push(token);
+        self.counts.push(token);
         self.clock_token(metrics);
         let output_tokens = self.output_tokens();
         let stop_token = self.job.stop_tokens.contains(&token);

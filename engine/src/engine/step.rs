@@ -14,6 +14,7 @@ use crate::error::ApiError;
 use crate::kv::table::{BlockTable, PoolFull};
 use crate::metrics::Ending;
 use crate::model::SeqInput;
+use crate::sample::At;
 use crate::scheduler::{Batch, Chunk, Needs, may_join, plan};
 
 impl Engine {
@@ -218,8 +219,10 @@ impl Engine {
                 .next()
                 .expect("rows were counted after the forward pass");
             let position = sequence.tokens.len() as u64;
-            let token = self.sampler.sample(row, &sequence.job.sampling, position);
-            sampled = Some(token.map_err(|error| ApiError::internal(error.to_string()))?);
+            let at = At::plain(position, &sequence.counts);
+            let picked = self.sampler.pick(row, &sequence.job.sampling, &at);
+            let picked = picked.map_err(|error| ApiError::internal(error.to_string()))?;
+            sampled = Some(picked.token);
         }
         sequence.computed = upto;
         let table = sequence

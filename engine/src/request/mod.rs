@@ -281,6 +281,7 @@ fn sampling(fields: &Fields<'_>, rules: &Rules<'_>) -> Result<Sampling, ApiError
         top_k: top_k.map(|k| usize::try_from(k).unwrap_or(usize::MAX)),
         top_p: top_p as f32,
         seed,
+        ..Sampling::GREEDY
     })
 }
 

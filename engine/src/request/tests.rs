@@ -182,7 +182,8 @@ fn neutral_and_unknown_options_pass() {
             temperature: 1.0,
             top_k: None,
             top_p: 1.0,
-            seed: 9
+            seed: 9,
+            ..Sampling::GREEDY
         }
     );
     assert_eq!(
@@ -205,6 +206,7 @@ fn options_are_taken() {
         top_k: Some(3),
         top_p: 0.25,
         seed: u64::MAX,
+        ..Sampling::GREEDY
     };
     assert_eq!(request.sampling, sampling);
     let newer = OutputMax {
