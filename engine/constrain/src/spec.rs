@@ -1,0 +1,59 @@
+//! What may a client ask an answer to look like?
+
+use answer::{CallForm, ReasoningFormat};
+use serde_json::Value;
+
+/// The form that an answer must have.
+#[derive(Clone, Debug)]
+pub enum Spec {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that this schema accepts.
+    JsonSchema(Value),
+    /// Text that this regular expression matches from end to end.
+    Regex(String),
+    /// Text of this grammar, in Lark's syntax.
+    Lark(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// Calls of tools.
+    Calls(Calls),
+}
+
+/// Calls of tools, and nothing else.
+#[derive(Clone, Debug)]
+pub struct Calls {
+    /// How the model's family writes a call.
+    pub form: CallForm,
+    /// The tools that may be called; one of them when the client named it.
+    pub tools: Vec<Tool>,
+    /// How many calls there may be.
+    pub most: CallCount,
+}
+
+/// A tool that may be called.
+#[derive(Clone, Debug)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// The JSON schema of its arguments.
+    pub parameters: Value,
+}
+
+/// How many calls an answer may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CallCount {
+    /// Exactly one.
+    One,
+    /// One or more, up to a bound.
+    AtLeastOne,
+}
+
+/// A block of reasoning that may come before the constrained part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Reasoning {
+    /// How the model's family writes it.
+    pub format: ReasoningFormat,
+    /// Whether the prompt's end has already opened it.
+    pub opened: bool,
+}
