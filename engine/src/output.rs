@@ -58,6 +58,16 @@ impl TextStream {
         }
     }
 
+    /// Adds a token's bytes while nothing may end the answer yet (`min_tokens`): a stop string in it
+    /// is text. What could be the start of one that ends later is held back as ever.
+    pub fn push_unstoppable(&mut self, bytes: &[u8]) -> String {
+        self.partial.extend_from_slice(bytes);
+        self.decode();
+        let keep = self.stop_prefix();
+        let rest = self.held.split_off(self.held.len() - keep);
+        std::mem::replace(&mut self.held, rest)
+    }
+
     /// The answer ended: what was held back is text after all.
     pub fn finish(&mut self) -> String {
         self.held.push_str(&String::from_utf8_lossy(&self.partial));
@@ -165,6 +175,21 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn nothing_stops_before_its_time() {
+        let mut stream = TextStream::new(vec!["end".into()]);
+        let rows = [
+            ("an end, ", "an end, "),
+            ("the e", "the "),
+            ("nd e", "end "),
+        ];
+        for (pushed, text) in rows {
+            assert_eq!(stream.push_unstoppable(pushed.as_bytes()), text, "{pushed}");
+        }
+        let visible = stream.push(b"nd");
+        assert_eq!((visible.text.as_str(), visible.stopped), ("", true));
     }
 
     #[test]

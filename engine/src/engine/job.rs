@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cache_index::block::{BlockHash, creditable_blocks};
+use constrain::Constraint;
 
 use crate::error::ApiError;
 use crate::kv::table::Scope;
@@ -11,7 +12,6 @@ use crate::metrics::Ending;
 use crate::sample::Sampling;
 
 /// A request, ready to run. Start from [`Job::generate`] and set what differs.
-#[derive(Debug)]
 pub struct Job {
     /// Named in logs.
     pub request_id: Arc<str>,
@@ -31,6 +31,8 @@ pub struct Job {
     pub stops: Vec<String>,
     /// Tokens that end the answer.
     pub stop_tokens: Vec<u32>,
+    /// The grammar that holds the answer to a form.
+    pub constraint: Option<Constraint>,
     /// Lower goes first, 0 is ordinary, as vLLM has it.
     pub priority: i32,
     /// When the whole request is given up, whether it waits or runs.
@@ -66,6 +68,7 @@ impl Job {
             sampling: Sampling::GREEDY,
             stops: Vec::new(),
             stop_tokens: Vec::new(),
+            constraint: None,
             priority: 0,
             deadline: None,
             logprobs: None,
