@@ -21,6 +21,15 @@ pub struct ChatInput<'a> {
     pub unix_seconds: i64,
 }
 
+/// A prompt, and how many answers within it are known by their own tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChatTokens {
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// Answers whose tokens are those that were produced.
+    pub answers: usize,
+}
+
 /// Tokenizer and chat template of one model.
 #[derive(Debug)]
 pub struct PromptBuilder {
@@ -49,6 +58,11 @@ impl PromptBuilder {
         self.template.as_ref().map(Template::source)
     }
 
+    /// The chat template, where there is one.
+    pub(crate) fn template(&self) -> Option<&Template> {
+        self.template.as_ref()
+    }
+
     /// The tokens of a chat request, generation prompt included. Control tokens come from the
     /// template alone; their text inside messages stays text.
     pub fn chat(
@@ -66,6 +80,24 @@ impl PromptBuilder {
             }
         }
         Ok(tokens)
+    }
+
+    /// The same, with the tokens that `remember` was told for answers within the conversation in
+    /// place of the tokenizer's own.
+    pub fn chat_with_answers(
+        &self,
+        input: &ChatInput<'_>,
+        known: &SegmentCache,
+    ) -> Result<ChatTokens, PromptError> {
+        if !known.holds_answers() {
+            let tokens = self.chat(input, known)?;
+            return Ok(ChatTokens { tokens, answers: 0 });
+        }
+        let template = self.template.as_ref().ok_or(PromptError::NoTemplate)?;
+        let rendered = template.render(input)?;
+        let mut tokens = Vec::with_capacity(rendered.len() / 3);
+        let answers = self.walk(template, &rendered, known, &mut tokens, |_, _, _| true);
+        Ok(ChatTokens { tokens, answers })
     }
 
     /// The tokens of a plain prompt, with BOS where the model file asks for it. Control tokens in

@@ -40,6 +40,14 @@ pub(crate) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     Ok(writer.out)
 }
 
+/// A value as `tojson` spells it without options.
+pub(crate) fn spell(value: &Value) -> Result<String, Error> {
+    tojson(
+        value,
+        Kwargs::from_iter(std::iter::empty::<(&str, Value)>()),
+    )
+}
+
 struct Writer {
     out: String,
     indent: Option<usize>,
@@ -199,12 +207,7 @@ mod tests {
     fn prints_as_json_dumps() {
         let check = |json: &str, options: &[(&str, Value)], expected: &str| {
             let marks = crate::marks::Marks::default();
-            let developer = crate::messages::Developer::AsSystem;
-            let normaliser = crate::messages::Normaliser {
-                marks: &marks,
-                developer,
-            };
-            let value = normaliser.value(&serde_json::from_str(json).unwrap());
+            let value = crate::messages::value(&marks, &serde_json::from_str(json).unwrap());
             let options = options
                 .iter()
                 .map(|(k, v)| (*k, v.clone()))

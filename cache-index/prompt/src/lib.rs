@@ -4,7 +4,9 @@
 //! come `tokenizer` and `template`. A chat request goes through `build`: `messages` checks and
 //! normalises it, `template` renders it (with `clock` and `json` for what templates call), `marks`
 //! tells the template's control tokens from users' text, and `segments` remembers what text became
-//! which tokens, so that a turn costs its new part. Pure: bytes and values in, values out; the
+//! which tokens, so that a turn costs its new part; `answers` remembers which tokens the model
+//! itself produced. `tools` checks tools and their results, and `hermes` shows them to models
+//! whose templates do not know them. Pure: bytes and values in, values out; the
 //! clock is an argument.
 //!
 //! Left out on purpose: reading files (callers map them), SentencePiece vocabularies and
@@ -13,17 +15,21 @@
 
 pub mod gguf;
 
+mod answers;
 mod build;
 mod clock;
 mod error;
+mod hermes;
 mod json;
 mod marks;
 mod messages;
 mod segments;
 mod template;
 mod tokenizer;
+mod tools;
 
-pub use build::{ChatInput, PromptBuilder};
+pub use answers::Answered;
+pub use build::{ChatInput, ChatTokens, PromptBuilder};
 pub use error::{LoadError, PromptError};
 pub use segments::{SegmentCache, SegmentCounts};
 pub use tokenizer::Tokenizer;

@@ -131,24 +131,42 @@ impl Marks {
         safe
     }
 
-    /// A rendered text taken apart into control tokens and text, escapes undone.
-    pub(crate) fn parts<'a>(&'a self, rendered: &'a str) -> impl Iterator<Item = Part<'a>> {
-        let finder = self.joined.as_ref().map(|joined| &joined.finder);
+    /// The last control token of a rendered text, if it is one that stands there as a mark.
+    pub(crate) fn last_token(&self, rendered: &str) -> Option<u32> {
+        let mut last = None;
+        for piece in self.walk(rendered) {
+            if let Piece::Token(token) = piece {
+                last = Some(token);
+            }
+        }
+        last
+    }
+
+    /// A rendered text taken apart at its marks; what is between them goes through `text_parts`.
+    pub(crate) fn walk<'a>(&'a self, rendered: &'a str) -> AtMarks<'a> {
         AtMarks {
             tokens: &self.tokens,
             rest: rendered,
         }
-        .flat_map(move |piece| {
+    }
+
+    /// Text between marks taken apart, escapes undone.
+    pub(crate) fn text_parts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Part<'a>> {
+        let finder = self.joined.as_ref().map(|joined| &joined.finder);
+        Finder::pieces(finder, text).map(|piece| match piece {
+            Piece::Token(token) => Part::Token(token),
+            Piece::Text(text) => Part::Text(unescape(text)),
+        })
+    }
+
+    /// A rendered text taken apart into control tokens and text, escapes undone.
+    pub(crate) fn parts<'a>(&'a self, rendered: &'a str) -> impl Iterator<Item = Part<'a>> {
+        self.walk(rendered).flat_map(move |piece| {
             let (token, text) = match piece {
                 Piece::Token(token) => (Some(Part::Token(token)), ""),
                 Piece::Text(text) => (None, text),
             };
-            token
-                .into_iter()
-                .chain(Finder::pieces(finder, text).map(|piece| match piece {
-                    Piece::Token(token) => Part::Token(token),
-                    Piece::Text(text) => Part::Text(unescape(text)),
-                }))
+            token.into_iter().chain(self.text_parts(text))
         })
     }
 }
@@ -163,12 +181,28 @@ pub(crate) enum Part<'a> {
 }
 
 /// A rendered text taken apart at its marks.
-struct AtMarks<'a> {
+pub(crate) struct AtMarks<'a> {
     tokens: &'a [u32],
     rest: &'a str,
 }
 
-impl AtMarks<'_> {
+impl<'a> AtMarks<'a> {
+    /// What comes before the next mark of one of these tokens; none if there is none.
+    pub(crate) fn until(&self, ends: &[u32]) -> Option<&'a str> {
+        let mut candidates = memchr::memchr_iter(LEAD_BYTE, self.rest.as_bytes());
+        let end = candidates.find(|at| {
+            let mark = self.rest[*at..].chars().next();
+            let token = mark.and_then(|mark| self.token(mark));
+            token.is_some_and(|token| ends.contains(&token))
+        })?;
+        Some(&self.rest[..end])
+    }
+
+    /// Passes over so many bytes.
+    pub(crate) fn pass(&mut self, bytes: usize) {
+        self.rest = &self.rest[bytes..];
+    }
+
     /// The token of a mark.
     fn token(&self, c: char) -> Option<u32> {
         let at = (c as u32).checked_sub(MARK_FIRST)?;

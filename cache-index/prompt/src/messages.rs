@@ -4,7 +4,8 @@
 //! messages are objects, roles come from a closed set, content is null, a string, or a list of
 //! text parts. Normalised here, as the common servers do, because templates expect it: content is
 //! one string; null fields and empty `tool_calls` are absent; the arguments of a tool call are
-//! the object that their JSON text spells. Every string of the user's passes through `escape`.
+//! the object that their JSON text spells. What the template does not know of tools and reasoning
+//! is put into contents (`hermes`). Every string of the user's passes through `escape`.
 //!
 //! Left out on purpose: images, audio and files (refused by the name of the part).
 
@@ -13,7 +14,9 @@ use minijinja::Value;
 use serde_json::{Map, Value as Json};
 
 use crate::error::PromptError;
+use crate::hermes::{Hermes, Knows};
 use crate::marks::Marks;
+use crate::tools::{self, Called};
 
 /// The roles of OpenAI's Chat Completions API.
 const ROLES: &[&str] = &[
@@ -34,123 +37,257 @@ pub(crate) enum Developer {
     AsSystem,
 }
 
+/// How conversations have to look for one template.
+#[derive(Debug, Clone)]
+pub(crate) struct Style {
+    pub(crate) developer: Developer,
+    pub(crate) knows: Knows,
+    pub(crate) hermes: Hermes,
+}
+
 /// Turns requests' values into the template's.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Normaliser<'a> {
     pub(crate) marks: &'a Marks,
-    pub(crate) developer: Developer,
+    pub(crate) style: &'a Style,
+}
+
+/// A message on its way to the template; every string in it is escaped.
+struct Normal {
+    role: &'static str,
+    content: String,
+    fields: IndexMap<Value, Value>,
+}
+
+/// Any JSON value as the template's.
+pub(crate) fn value(marks: &Marks, json: &Json) -> Value {
+    let text = |text: &str| Value::from(marks.escape(text).as_ref());
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(value) => Value::from(*value),
+        Json::Number(number) => match (number.as_u64(), number.as_i64()) {
+            (Some(value), _) => Value::from(value),
+            (None, Some(value)) => Value::from(value),
+            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(string) => text(string),
+        Json::Array(items) => items.iter().map(|item| value(marks, item)).collect(),
+        Json::Object(fields) => fields
+            .iter()
+            .map(|(name, field)| (text(name), value(marks, field)))
+            .collect::<IndexMap<Value, Value>>()
+            .into(),
+    }
 }
 
 impl Normaliser<'_> {
-    /// The template's `messages`.
-    pub(crate) fn messages(&self, messages: &[Json]) -> Result<Value, PromptError> {
-        if messages.is_empty() {
-            return Err(invalid("messages", "is empty; send at least one message"));
-        }
-        let normal = messages
-            .iter()
-            .enumerate()
-            .map(|(at, message)| self.message(at, message));
-        normal.collect::<Result<Vec<Value>, _>>().map(Value::from)
-    }
-
-    /// The template's `tools`.
-    pub(crate) fn tools(&self, tools: &Json) -> Result<Value, PromptError> {
+    /// The template's `messages` and `tools`.
+    pub(crate) fn conversation(
+        &self,
+        messages: &[Json],
+        tools: Option<&Json>,
+    ) -> Result<(Value, Value), PromptError> {
+        let Style { knows, hermes, .. } = self.style;
+        let tools = tools.map_or(Ok(None), tools::checked)?;
+        let tools: Option<Vec<Value>> =
+            tools.map(|tools| tools.iter().map(|tool| self.value(tool)).collect());
+        let mut messages = self.messages(messages)?;
         let tools = match tools {
-            Json::Null => return Ok(Value::from(())),
-            Json::Array(tools) => tools,
-            _ => return Err(invalid("tools", "must be an array of tool objects")),
-        };
-        for (at, tool) in tools.iter().enumerate() {
-            if !tool.is_object() {
-                return Err(invalid(&format!("tools[{at}]"), "must be an object"));
+            Some(tools) if knows.tools => Value::from(tools),
+            Some(tools) => {
+                self.introduce(&mut messages, hermes.preamble(&tools)?);
+                Value::from(())
             }
-        }
-        Ok(tools.iter().map(|tool| self.value(tool)).collect())
+            None => Value::from(()),
+        };
+        let messages = messages.into_iter().map(Value::from).collect();
+        Ok((messages, tools))
     }
 
     /// Any JSON value as the template's.
     pub(crate) fn value(&self, json: &Json) -> Value {
-        match json {
-            Json::Null => Value::from(()),
-            Json::Bool(value) => Value::from(*value),
-            Json::Number(number) => match (number.as_u64(), number.as_i64()) {
-                (Some(value), _) => Value::from(value),
-                (None, Some(value)) => Value::from(value),
-                (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
-            },
-            Json::String(text) => self.text(text),
-            Json::Array(items) => items.iter().map(|item| self.value(item)).collect(),
-            Json::Object(fields) => fields
-                .iter()
-                .map(|(name, value)| (self.text(name), self.value(value)))
-                .collect::<IndexMap<Value, Value>>()
-                .into(),
-        }
+        value(self.marks, json)
     }
 
     fn text(&self, text: &str) -> Value {
         Value::from(self.marks.escape(text).as_ref())
     }
 
-    fn message(&self, at: usize, message: &Json) -> Result<Value, PromptError> {
-        let Json::Object(fields) = message else {
-            let what = "must be an object with `role` and `content`";
-            return Err(invalid(&format!("messages[{at}]"), what));
-        };
+    /// Puts the preamble into the system message; where the template has none, before what the
+    /// user said first.
+    fn introduce(&self, messages: &mut Vec<Normal>, preamble: String) {
+        let is_system = |message: &Normal| matches!(message.role, "system" | "developer");
+        if self.style.knows.system {
+            match messages.first_mut().filter(|first| is_system(first)) {
+                Some(first) if first.content.is_empty() => first.content = preamble,
+                Some(first) => first.content = format!("{}\n\n{preamble}", first.content),
+                None => messages.insert(0, Normal::new("system", preamble)),
+            }
+            return;
+        }
+        match messages.iter_mut().find(|message| message.role == "user") {
+            Some(user) => user.content = format!("{preamble}\n\n{}", user.content),
+            None => messages.insert(0, Normal::new("user", preamble)),
+        }
+    }
+
+    fn messages(&self, messages: &[Json]) -> Result<Vec<Normal>, PromptError> {
+        if messages.is_empty() {
+            return Err(invalid("messages", "is empty; send at least one message"));
+        }
+        let mut normal: Vec<Normal> = Vec::with_capacity(messages.len() + 1);
+        let mut called = Called::default();
+        // Whether the last message is a user turn that holds tool results.
+        let mut in_results = false;
+        for (at, message) in messages.iter().enumerate() {
+            let Json::Object(fields) = message else {
+                let what = "must be an object with `role` and `content`";
+                return Err(invalid(&format!("messages[{at}]"), what));
+            };
+            let message = self.message(at, fields)?;
+            let is_result = matches!(message.role, "tool" | "function");
+            match message.role {
+                "assistant" => called.assistant(fields),
+                "tool" => called.result(at, fields)?,
+                _ => {}
+            }
+            if !is_result || self.style.knows.tool_role {
+                normal.push(message);
+                in_results = false;
+                continue;
+            }
+            if !in_results {
+                normal.push(Normal::new("user", String::new()));
+                in_results = true;
+            }
+            if let Some(turn) = normal.last_mut() {
+                let hermes = &self.style.hermes;
+                hermes.push_result(&mut turn.content, &message.content);
+            }
+        }
+        Ok(normal)
+    }
+
+    fn message(&self, at: usize, fields: &Map<String, Json>) -> Result<Normal, PromptError> {
         let role = role(at, fields)?;
         let content = content(at, role, fields.get("content"))?;
-        let mut normal = IndexMap::with_capacity(fields.len() + 1);
-        let role = match self.developer {
+        let role = match self.style.developer {
             Developer::AsSystem if role == "developer" => "system",
             _ => role,
         };
-        normal.insert(Value::from("role"), Value::from(role));
-        normal.insert(Value::from("content"), self.text(&content));
+        let mut normal = Normal::new(role, self.marks.escape(&content).into_owned());
+        let calls = match fields.get("tool_calls") {
+            None | Some(Json::Null) => Vec::new(),
+            Some(calls) => self.tool_calls(at, calls)?,
+        };
         for (name, value) in fields {
             match (name.as_str(), value) {
                 ("role" | "content", _) | (_, Json::Null) => {}
-                ("tool_calls", calls) => {
-                    if let Some(calls) = self.tool_calls(at, calls)? {
-                        normal.insert(Value::from("tool_calls"), calls);
-                    }
+                ("tool_calls", _) if calls.is_empty() => {}
+                ("tool_calls", _) if self.style.knows.tool_calls => {
+                    let calls = Value::from(calls.clone());
+                    normal.fields.insert(Value::from("tool_calls"), calls);
                 }
+                ("tool_calls", _) => {}
                 (_, value) => {
-                    normal.insert(self.text(name), self.value(value));
+                    normal.fields.insert(self.text(name), self.value(value));
                 }
             }
         }
-        Ok(normal.into())
+        if role == "assistant" {
+            self.replay(at, fields, &calls, &mut normal)?;
+        }
+        Ok(normal)
     }
 
-    fn tool_calls(&self, at: usize, calls: &Json) -> Result<Option<Value>, PromptError> {
+    /// Puts an assistant's reasoning and calls where this template's model can see them.
+    fn replay(
+        &self,
+        at: usize,
+        fields: &Map<String, Json>,
+        calls: &[Value],
+        normal: &mut Normal,
+    ) -> Result<(), PromptError> {
+        let Style { knows, hermes, .. } = self.style;
+        // `reasoning` is the name that newer servers give it.
+        let reasoning = ["reasoning_content", "reasoning"]
+            .into_iter()
+            .find_map(|name| fields.get(name).and_then(Json::as_str))
+            .filter(|reasoning| !reasoning.is_empty());
+        if !knows.tool_calls {
+            for (call_at, call) in calls.iter().enumerate() {
+                let param = format!("messages[{at}].tool_calls[{call_at}]");
+                hermes.push_call(&mut normal.content, call, &param)?;
+            }
+        }
+        if let Some(reasoning) = reasoning {
+            let reasoning = self.marks.escape(reasoning);
+            if knows.reasoning {
+                let name = Value::from("reasoning_content");
+                normal.fields.insert(name, Value::from(reasoning.as_ref()));
+            } else {
+                normal.content = hermes.with_reasoning(&reasoning, &normal.content);
+            }
+        }
+        Ok(())
+    }
+
+    fn tool_calls(&self, at: usize, calls: &Json) -> Result<Vec<Value>, PromptError> {
         let param = format!("messages[{at}].tool_calls");
         let Json::Array(calls) = calls else {
             return Err(invalid(&param, "must be an array of tool calls"));
         };
         let mut normal = Vec::with_capacity(calls.len());
         for (call_at, call) in calls.iter().enumerate() {
-            let param = format!("{param}[{call_at}]");
+            let param = |rest: &str| format!("{param}[{call_at}]{rest}");
             let Json::Object(call) = call else {
-                return Err(invalid(
-                    &param,
-                    "must be an object with `id`, `type` and `function`",
-                ));
+                let what = "must be an object with `id`, `type` and `function`";
+                return Err(invalid(&param(""), what));
             };
             let mut call = call.clone();
-            match call.get_mut("function") {
-                Some(Json::Object(function)) => spell_out_arguments(function),
-                // Custom tools have no function.
-                None => {}
-                Some(_) => return Err(invalid(&format!("{param}.function"), "must be an object")),
+            let Some(Json::Object(function)) = call.get_mut("function") else {
+                let what = "must be an object with `name` and `arguments`";
+                return Err(invalid(&param(".function"), what));
+            };
+            if !function.get("name").is_some_and(Json::is_string) {
+                return Err(invalid(&param(".function.name"), "must be a string"));
             }
+            match function.get("arguments") {
+                None | Some(Json::Null | Json::String(_) | Json::Object(_)) => {}
+                Some(_) => {
+                    let what = "must be a JSON object, written out as a string";
+                    return Err(invalid(&param(".function.arguments"), what));
+                }
+            }
+            spell_out_arguments(function);
             normal.push(self.value(&Json::Object(call)));
         }
-        Ok(if normal.is_empty() {
-            None
-        } else {
-            Some(normal.into())
-        })
+        Ok(normal)
+    }
+}
+
+impl Normal {
+    fn new(role: &'static str, content: String) -> Self {
+        Self {
+            role,
+            content,
+            fields: IndexMap::new(),
+        }
+    }
+}
+
+impl From<Normal> for Value {
+    fn from(message: Normal) -> Self {
+        let Normal {
+            role,
+            content,
+            fields,
+        } = message;
+        let mut all = IndexMap::with_capacity(fields.len() + 2);
+        all.insert(Self::from("role"), Self::from(role));
+        all.insert(Self::from("content"), Self::from(content));
+        all.extend(fields);
+        all.into()
     }
 }
 
@@ -232,8 +369,8 @@ fn part_text<'a>(param: &str, part: &'a Json) -> Result<&'a str, PromptError> {
 }
 
 /// Replaces arguments given as JSON text, as the API has them, by what they spell, as templates
-/// want them. Text that is no JSON stays: models do write such calls, and refusing them would end
-/// the session.
+/// want them. Text that is no JSON stays: a call that ran into `max_tokens` looks so, and refusing
+/// it would end the session.
 fn spell_out_arguments(function: &mut Map<String, Json>) {
     let Some(arguments) = function.get_mut("arguments") else {
         return;
@@ -256,7 +393,7 @@ pub(crate) fn invalid(param: &str, what: &str) -> PromptError {
 }
 
 /// The start of a client's string, short enough for an error message.
-fn clipped(text: &str) -> String {
+pub(crate) fn clipped(text: &str) -> String {
     const CHARS_MAX: usize = 40;
     match text.char_indices().nth(CHARS_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),

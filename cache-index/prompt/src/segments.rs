@@ -18,12 +18,13 @@
 //! conversation would.
 
 use std::hash::{BuildHasher, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use foldhash::quality::RandomState;
 use hashbrown::HashTable;
 
+use crate::answers::Entry as AnswerEntry;
 use crate::tokenizer::{Piece, Tokenizer, safe_cut};
 
 /// Pieces are cut at the first safe place at or after this many bytes: long enough that a look-up
@@ -59,6 +60,8 @@ struct Shared {
     hasher: RandomState,
     encoded_bytes: AtomicU64,
     reused_bytes: AtomicU64,
+    /// Set with the first answer; until then nothing looks for any.
+    holds_answers: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -77,7 +80,7 @@ struct Generation {
 #[derive(Debug)]
 struct Entry {
     hash: u64,
-    /// Which tokenizer the tokens are of.
+    /// Which tokenizer the tokens are of; of an answer, what stands before it as well.
     tokenizer: u64,
     scope: Arc<str>,
     text: Box<str>,
@@ -111,6 +114,7 @@ impl SegmentCache {
             hasher: RandomState::default(),
             encoded_bytes: AtomicU64::new(0),
             reused_bytes: AtomicU64::new(0),
+            holds_answers: AtomicBool::new(false),
         };
         Self {
             shared: Arc::new(shared),
@@ -170,7 +174,7 @@ impl SegmentCache {
                 encoded_bytes += piece.len();
                 continue;
             }
-            let key = self.key(tokenizer, piece);
+            let key = self.key(tokenizer.fingerprint(), piece);
             if self.shard(key.hash).push_known(&key, tokens) {
                 reused_bytes += piece.len();
                 continue;
@@ -189,12 +193,59 @@ impl SegmentCache {
             .fetch_add(reused_bytes as u64, Ordering::Relaxed);
     }
 
-    fn key<'a>(&'a self, tokenizer: &Tokenizer, text: &'a str) -> Key<'a> {
+    /// Whether an answer was ever remembered, in any scope.
+    pub(crate) fn holds_answers(&self) -> bool {
+        self.shared.holds_answers.load(Ordering::Relaxed)
+    }
+
+    /// A running fingerprint of a prompt's tokens.
+    pub(crate) fn prefix(&self) -> Prefix {
+        Prefix {
+            hasher: self.shared.hasher.build_hasher(),
+            tokens: 0,
+        }
+    }
+
+    /// Appends the tokens of an answer that was remembered behind this prefix; false if it was not.
+    pub(crate) fn push_answer(
+        &self,
+        tokenizer: &Tokenizer,
+        prefix: u64,
+        text: &str,
+        tokens: &mut Vec<u32>,
+    ) -> bool {
+        let key = self.key(self.behind(tokenizer, prefix), text);
+        self.shard(key.hash).push_known(&key, tokens)
+    }
+
+    /// Remembers an answer. A later one of the same text behind the same prefix takes its place.
+    pub(crate) fn put_answer(&self, tokenizer: &Tokenizer, answer: AnswerEntry) {
+        let AnswerEntry {
+            prefix,
+            text,
+            tokens,
+        } = answer;
+        let key = self.key(self.behind(tokenizer, prefix), &text);
+        let mut shard = self.shard(key.hash);
+        shard.remove(&key);
+        shard.insert(&key, &self.scope, &tokens);
+        drop(shard);
+        self.shared.holds_answers.store(true, Ordering::Relaxed);
+    }
+
+    /// What answers of this tokenizer behind this prefix are kept under.
+    fn behind(&self, tokenizer: &Tokenizer, prefix: u64) -> u64 {
         let mut hasher = self.shared.hasher.build_hasher();
         hasher.write_u64(tokenizer.fingerprint());
+        hasher.write_u64(prefix);
+        hasher.finish()
+    }
+
+    fn key<'a>(&'a self, tokenizer: u64, text: &'a str) -> Key<'a> {
+        let mut hasher = self.shared.hasher.build_hasher();
+        hasher.write_u64(tokenizer);
         hasher.write(self.scope.as_bytes());
         hasher.write(text.as_bytes());
-        let tokenizer = tokenizer.fingerprint();
         Key {
             hash: hasher.finish(),
             tokenizer,
@@ -209,6 +260,23 @@ impl SegmentCache {
         self.shared.shards[shard]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A fingerprint over the tokens of a growing prompt; each token is read once.
+pub(crate) struct Prefix {
+    hasher: <RandomState as BuildHasher>::Hasher,
+    tokens: usize,
+}
+
+impl Prefix {
+    /// The fingerprint of `tokens`, which begin with those of the last call.
+    pub(crate) fn of(&mut self, tokens: &[u32]) -> u64 {
+        for token in &tokens[self.tokens..] {
+            self.hasher.write_u32(*token);
+        }
+        self.tokens = tokens.len();
+        self.hasher.clone().finish()
     }
 }
 
@@ -244,6 +312,11 @@ impl Shard {
             text: Box::from(key.text),
             tokens: Box::from(tokens),
         });
+    }
+
+    fn remove(&mut self, key: &Key<'_>) {
+        self.young.take(key);
+        self.old.take(key);
     }
 
     fn put(&mut self, entry: Entry) {

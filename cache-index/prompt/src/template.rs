@@ -15,8 +15,9 @@ use serde_json::json;
 use crate::build::ChatInput;
 use crate::error::{LoadError, PromptError};
 use crate::gguf::Header;
+use crate::hermes::{Hermes, Knows};
 use crate::marks::Marks;
-use crate::messages::{Developer, Normaliser, invalid};
+use crate::messages::{Developer, Normaliser, Style, invalid};
 use crate::tokenizer::Tokenizer;
 use crate::{clock, json};
 
@@ -52,7 +53,9 @@ pub(crate) struct Template {
     /// As the model file has it.
     source: Box<str>,
     marks: Marks,
-    developer: Developer,
+    style: Style,
+    /// The last control token before an answer; none where the template writes none there.
+    opener: Option<u32>,
     /// `bos_token` and its like.
     token_variables: Vec<(&'static str, Value)>,
 }
@@ -77,22 +80,38 @@ impl Template {
         environment
             .add_template_owned(NAME, marked)
             .map_err(|e| LoadError::Template(e.to_string()))?;
-        let developer = if source.contains("developer") {
-            Developer::AsDeveloper
-        } else {
-            Developer::AsSystem
+        let variables = environment
+            .get_template(NAME)
+            .map_err(|e| LoadError::Template(e.to_string()))?
+            .undeclared_variables(false);
+        let style = Style {
+            developer: if source.contains("developer") {
+                Developer::AsDeveloper
+            } else {
+                Developer::AsSystem
+            },
+            knows: Knows::of(source, &variables),
+            hermes: Hermes::new(&mut marks, tokenizer)?,
         };
         let mut template = Self {
             environment,
             source: source.into(),
             marks,
-            developer,
+            style,
+            opener: None,
             token_variables,
         };
+        template.style.knows.system = template.shows_system_messages();
         if let Some(rendered) = template.render_harmless() {
+            template.opener = template.marks.last_token(&rendered);
             template.marks.learn_joined(&rendered, tokenizer)?;
         }
         Ok(Some(template))
+    }
+
+    /// The last control token before an answer; none where the template writes none there.
+    pub(crate) fn opener(&self) -> Option<u32> {
+        self.opener
     }
 
     /// The template as the model file has it.
@@ -109,7 +128,7 @@ impl Template {
     pub(crate) fn render(&self, input: &ChatInput<'_>) -> Result<String, PromptError> {
         let normaliser = Normaliser {
             marks: &self.marks,
-            developer: self.developer,
+            style: &self.style,
         };
         let mut variables: BTreeMap<&str, Value> = self.token_variables.iter().cloned().collect();
         for (name, value) in input.template_kwargs.into_iter().flatten() {
@@ -123,10 +142,8 @@ impl Template {
         let unix_seconds = input.unix_seconds;
         let now = move |format: &str| clock::strftime(unix_seconds, format);
         variables.insert("strftime_now", Value::from_function(now));
-        variables.insert("messages", normaliser.messages(input.messages)?);
-        let tools = input
-            .tools
-            .map_or(Ok(Value::from(())), |tools| normaliser.tools(tools))?;
+        let (messages, tools) = normaliser.conversation(input.messages, input.tools)?;
+        variables.insert("messages", messages);
         variables.insert("tools", tools);
         variables.insert("add_generation_prompt", Value::from(true));
         let template = self
@@ -149,15 +166,28 @@ impl Template {
         ];
         [&full[..], &full[1..], &full[1..2]]
             .into_iter()
-            .find_map(|messages| {
-                let input = ChatInput {
-                    messages,
-                    tools: None,
-                    template_kwargs: None,
-                    unix_seconds: 0,
-                };
-                self.render(&input).ok()
-            })
+            .find_map(|messages| self.render_messages(messages))
+    }
+
+    /// Some templates refuse system messages, and some leave them out.
+    fn shows_system_messages(&self) -> bool {
+        const WORDS: &str = "words of the system";
+        let messages = [
+            json!({"role": "system", "content": WORDS}),
+            json!({"role": "user", "content": "u"}),
+        ];
+        self.render_messages(&messages)
+            .is_some_and(|rendered| rendered.contains(WORDS))
+    }
+
+    fn render_messages(&self, messages: &[serde_json::Value]) -> Option<String> {
+        let input = ChatInput {
+            messages,
+            tools: None,
+            template_kwargs: None,
+            unix_seconds: 0,
+        };
+        self.render(&input).ok()
     }
 }
 
@@ -239,13 +269,14 @@ fn refusal(error: &Error) -> PromptError {
     let message = match detail.strip_prefix(RAISED) {
         Some(raised) => format!("the model's chat template refuses `messages`: {raised}"),
         None if error.kind() == ErrorKind::OutOfFuel => {
-            "the model's chat template needs too many steps for `messages`; send fewer or shorter \
-             messages"
+            "the model's chat template (`tokenizer.chat_template` of its file) needs too many steps \
+             for `messages`; send fewer or shorter messages, and where short ones fail as well, the \
+             operator has to mend the template: it loops"
                 .to_owned()
         }
         None => format!(
-            "the model's chat template cannot render `messages` ({error}); check the order of \
-             roles and the fields of each message"
+            "the model's chat template (`tokenizer.chat_template` of its file) cannot render \
+             `messages` ({error}); check the order of roles and the fields of each message"
         ),
     };
     PromptError::Template { message }

@@ -5,6 +5,8 @@ use prompt::gguf::Value;
 use prompt::{ChatInput, PromptBuilder, PromptError};
 use serde_json::{Value as Json, json};
 
+use crate::common::with_template;
+
 const START: u32 = 1;
 const END: u32 = 2;
 
@@ -21,15 +23,6 @@ fn chat_with(builder: &PromptBuilder, messages: &Json) -> Result<Vec<u32>, Promp
 
 fn chat(messages: &Json) -> Result<Vec<u32>, PromptError> {
     chat_with(crate::common::builder(), messages)
-}
-
-fn with_template(template: &str) -> PromptBuilder {
-    let mut header = crate::common::header().clone();
-    header.metadata.insert(
-        "tokenizer.chat_template".into(),
-        Value::Str(template.into()),
-    );
-    PromptBuilder::from_gguf(&header).unwrap()
 }
 
 /// Expected tokens: control tokens by id, text by the tokenizer.
@@ -94,16 +87,15 @@ fn joins_in_the_template_make_no_control_tokens() {
     let builder = with_template(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls \
          or [] %}{% for k, v in c.function.arguments.items() %}{{ '<' ~ k ~ '>' ~ v }}\
-         {% endfor %}{% endfor %}<|im_end|>{% endfor %}{{ tools[0].x if tools }}",
+         {% endfor %}{% endfor %}<|im_end|>{% endfor %}{{ tools[0].function.name if tools }}",
     );
     let arguments = r#"{"|im_end|": "<|im_", "repo_name": "end|>"}"#;
-    let call =
-        json!([{"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]}]);
+    let call = json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]);
     let text = "assistant\n<|im_end|><|im_<repo_name>end|>";
     let expected = tokens(&[Id(START), Text(text), Id(END)]);
     assert_eq!(chat_with(&builder, &call).unwrap(), expected);
 
-    let tools = json!([{"x": "<|im_end|>"}]);
+    let tools = json!([{"function": {"name": "<|im_end|>"}}]);
     let input = ChatInput {
         messages: &[json!({"role": "user", "content": "u"})],
         tools: Some(&tools),
@@ -156,22 +148,14 @@ fn contents_are_normalised() {
     let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": " b"}]);
     same(user(parts), user(json!("a b")));
     same(
-        json!([{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function":
-            {"name": "f", "arguments": "{not json"}}]}]),
+        json!([{"role": "assistant"}]),
         json!([{"role": "assistant", "content": "", "refusal": null, "tool_calls": null}]),
     );
     same(
         json!([{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}]),
         json!([{"role": "system", "content": "d"}, {"role": "user", "content": "u"}]),
     );
-    for role in [
-        "system",
-        "developer",
-        "user",
-        "assistant",
-        "tool",
-        "function",
-    ] {
+    for role in ["system", "developer", "user", "assistant", "function"] {
         chat(&json!([{"role": role, "content": "x", "name": "n", "tool_call_id": "1"}])).unwrap();
     }
 }
@@ -236,51 +220,20 @@ fn bad_requests_are_refused_by_name() {
 }
 
 #[test]
-fn bad_tool_calls_are_refused_by_name() {
-    let check = |calls: Json, param: &str, expected: &str| {
-        let error = chat(&json!([{"role": "assistant", "tool_calls": calls}])).unwrap_err();
-        assert_eq!(error.param(), param, "{calls}");
-        assert!(
-            error.to_string().contains(expected),
-            "{error} does not say {expected:?}"
-        );
-    };
-    check(json!("x"), "messages[0].tool_calls", "must be an array");
-    check(json!([1]), "messages[0].tool_calls[0]", "must be an object");
-    check(
-        json!([{"function": "f"}]),
-        "messages[0].tool_calls[0].function",
-        "must be an object",
-    );
-}
-
-#[test]
-fn tools_and_template_kwargs_are_checked() {
-    let messages = [json!({"role": "user", "content": "u"})];
-    let check = |tools: Option<Json>, kwargs: Option<Json>, param: &str| {
+fn template_kwargs_are_checked() {
+    for name in ["messages", "add_generation_prompt", "tools"] {
+        let kwargs = json!({name: false});
         let input = ChatInput {
-            messages: &messages,
-            tools: tools.as_ref(),
-            template_kwargs: kwargs.as_ref().and_then(Json::as_object),
+            messages: &[json!({"role": "user", "content": "u"})],
+            tools: None,
+            template_kwargs: kwargs.as_object(),
             unix_seconds: 0,
         };
         let error = crate::common::builder()
             .chat(&input, &crate::common::cache())
             .unwrap_err();
-        assert_eq!(error.param(), param);
-    };
-    check(Some(json!({})), None, "tools");
-    check(Some(json!([{}, 1])), None, "tools[1]");
-    check(
-        None,
-        Some(json!({"messages": []})),
-        "chat_template_kwargs.messages",
-    );
-    check(
-        None,
-        Some(json!({"add_generation_prompt": false})),
-        "chat_template_kwargs.add_generation_prompt",
-    );
+        assert_eq!(error.param(), format!("chat_template_kwargs.{name}"));
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use prompt::gguf::Header;
+use prompt::gguf::{Header, Value};
 use prompt::{PromptBuilder, SegmentCache};
 
 /// Bytes of a whole model file. Tests may touch files; the crate may not.
@@ -38,4 +38,14 @@ pub(crate) fn builder() -> &'static PromptBuilder {
 /// A cache large enough for any test.
 pub(crate) fn cache() -> SegmentCache {
     SegmentCache::new(64 << 20)
+}
+
+/// The default model with another chat template.
+pub(crate) fn with_template(template: &str) -> PromptBuilder {
+    let mut header = header().clone();
+    header.metadata.insert(
+        "tokenizer.chat_template".into(),
+        Value::Str(template.into()),
+    );
+    PromptBuilder::from_gguf(&header).unwrap()
 }

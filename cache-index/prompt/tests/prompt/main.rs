@@ -7,9 +7,11 @@
     reason = "a test stops at the first surprise"
 )]
 
+mod answers;
 mod chat;
 mod common;
 mod gguf_file;
 mod golden;
 mod segments;
 mod tokenizer_reference;
+mod tools;
