@@ -10,8 +10,6 @@
 //! All of it depends on the messages and the tools alone, and on what comes before only, so that
 //! the next turn's prompt begins with this one's. JSON is spelled as `tojson` does it.
 
-use std::collections::HashSet;
-
 use minijinja::Value;
 
 use crate::error::{LoadError, PromptError};
@@ -42,12 +40,12 @@ pub(crate) struct Knows {
 }
 
 impl Knows {
-    /// What the source of a template shows: the variables that it reads from outside, and the
-    /// names and roles that it mentions.
-    pub(crate) fn of(source: &str, variables: &HashSet<String>) -> Self {
+    /// What the source of a template mentions. The engine asks the same of `tools` when it chooses
+    /// the form in which it reads calls, so that a model is read as it was told to write.
+    pub(crate) fn of(source: &str) -> Self {
         let mentions = |words: &[&str]| words.iter().any(|word| source.contains(word));
         Self {
-            tools: variables.contains("tools"),
+            tools: mentions(&["tools"]),
             tool_calls: mentions(&["tool_calls"]),
             tool_role: mentions(&["'tool'", "\"tool\""]),
             reasoning: mentions(&["reasoning_content"]),

@@ -80,17 +80,13 @@ impl Template {
         environment
             .add_template_owned(NAME, marked)
             .map_err(|e| LoadError::Template(e.to_string()))?;
-        let variables = environment
-            .get_template(NAME)
-            .map_err(|e| LoadError::Template(e.to_string()))?
-            .undeclared_variables(false);
         let style = Style {
             developer: if source.contains("developer") {
                 Developer::AsDeveloper
             } else {
                 Developer::AsSystem
             },
-            knows: Knows::of(source, &variables),
+            knows: Knows::of(source),
             hermes: Hermes::new(&mut marks, tokenizer)?,
         };
         let mut template = Self {
