@@ -62,12 +62,9 @@ impl CallForm {
     /// The form that this template writes past calls in.
     pub fn of_template(format: ToolFormat, template: &str) -> Self {
         match format {
-            ToolFormat::Mistral if template.contains("[TOOL_CALLS] [") => {
-                Self::mistral_array("[TOOL_CALLS]", " [")
-            }
-            ToolFormat::Mistral if !template.contains("[ARGS]") => {
-                Self::mistral_array("[TOOL_CALLS]", "[")
-            }
+            ToolFormat::Mistral if template.contains("[ARGS]") => Self::mistral_named(),
+            ToolFormat::Mistral if template.contains("[TOOL_CALLS] [") => Self::mistral_array(" ["),
+            ToolFormat::Mistral => Self::mistral_array("["),
             ToolFormat::DeepSeek if template.contains("```json") => Self::deepseek_fenced(),
             other => Self::of(other),
         }
@@ -99,9 +96,9 @@ impl CallForm {
 
     /// The templates add an id of nine letters to each object. The engine makes it up when the call
     /// is over, so it is no part of the form.
-    fn mistral_array(open: &str, bracket: &str) -> Self {
+    fn mistral_array(bracket: &str) -> Self {
         Self {
-            open_all: vec![marker(open), text(bracket)],
+            open_all: vec![marker("[TOOL_CALLS]"), text(bracket)],
             open_call: vec![text("{\"name\": \"")],
             name_to_arguments: vec![text("\", \"arguments\": ")],
             close_call: vec![text("}")],

@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::CallForm;
+use crate::lexer::{Mark, Marker};
 
 /// How a family of models writes tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,25 +61,31 @@ impl ToolFormat {
         }
     }
 
-    /// The texts that mean something in this form wherever they stand outside of JSON strings.
-    pub(crate) fn markers(self) -> &'static [&'static str] {
+    /// What means something in this form wherever it stands outside of JSON strings.
+    pub(crate) fn marks(self) -> &'static [Marker] {
+        use Mark::{CallClose, CallId, CallOpen, Fence, SectionClose, SectionOpen, Separator};
         match self {
-            Self::Hermes => &["<tool_call>", "</tool_call>"],
-            Self::Llama3 => &["<|python_tag|>"],
-            Self::Mistral => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+            Self::Hermes => &[(CallOpen, "<tool_call>"), (CallClose, "</tool_call>")],
+            Self::Llama3 => &[(CallOpen, "<|python_tag|>")],
+            Self::Mistral => &[
+                (CallOpen, "[TOOL_CALLS]"),
+                (CallId, "[CALL_ID]"),
+                (Separator, "[ARGS]"),
+            ],
             Self::DeepSeek => &[
-                "<｜tool▁calls▁begin｜>",
-                "<｜tool▁call▁begin｜>",
-                "<｜tool▁sep｜>",
-                "<｜tool▁call▁end｜>",
-                "<｜tool▁calls▁end｜>",
+                (SectionOpen, "<｜tool▁calls▁begin｜>"),
+                (CallOpen, "<｜tool▁call▁begin｜>"),
+                (Separator, "<｜tool▁sep｜>"),
+                (Fence, "```"),
+                (CallClose, "<｜tool▁call▁end｜>"),
+                (SectionClose, "<｜tool▁calls▁end｜>"),
             ],
             Self::Kimi => &[
-                "<|tool_calls_section_begin|>",
-                "<|tool_call_begin|>",
-                "<|tool_call_argument_begin|>",
-                "<|tool_call_end|>",
-                "<|tool_calls_section_end|>",
+                (SectionOpen, "<|tool_calls_section_begin|>"),
+                (CallOpen, "<|tool_call_begin|>"),
+                (Separator, "<|tool_call_argument_begin|>"),
+                (CallClose, "<|tool_call_end|>"),
+                (SectionClose, "<|tool_calls_section_end|>"),
             ],
         }
     }
@@ -172,7 +179,17 @@ pub fn detect(template: &str) -> Detected {
 
 /// The control tokens whose texts a parser for these forms must see.
 pub fn markers(tools: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> Vec<&'static str> {
-    let mut all = tools.map_or(Vec::new(), |format| format.markers().to_vec());
-    all.extend(reasoning.into_iter().flat_map(|f| [f.open(), f.close()]));
-    all
+    let marks = marks(tools, reasoning);
+    let controls = marks.into_iter().filter(|(mark, _)| *mark != Mark::Fence);
+    controls.map(|(_, text)| text).collect()
+}
+
+/// All that means something in these forms.
+pub(crate) fn marks(tools: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> Vec<Marker> {
+    let mut marks = tools.map_or(Vec::new(), |format| format.marks().to_vec());
+    if let Some(format) = reasoning {
+        marks.push((Mark::ReasoningOpen, format.open()));
+        marks.push((Mark::ReasoningClose, format.close()));
+    }
+    marks
 }

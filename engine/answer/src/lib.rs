@@ -28,9 +28,16 @@
 //! Left out on purpose: the schemas of the arguments (a constraint's matter), and call ids, which
 //! the server makes up unless the model wrote one.
 
+mod arguments;
+mod calls;
 mod form;
 mod format;
+mod head;
+mod json;
+mod lexer;
+mod object;
 mod parser;
+mod sink;
 
 pub use form::{CallForm, Literal};
 pub use format::{Detected, ReasoningFormat, ToolFormat, UnknownFormat, detect, markers};
