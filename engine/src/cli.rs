@@ -7,9 +7,12 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use answer::{ReasoningFormat, ToolFormat};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::engine::Pooling;
 use crate::model::OpsKind;
+use crate::request::constraint::FormatChoice;
 use crate::server::auth::NodeToken;
 
 /// Where the node token is read from when no file is named.
@@ -74,6 +77,17 @@ struct ServeArgs {
     /// Requests that may wait; more are refused with 503 and Retry-After.
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
+    /// How the model writes tool calls: hermes, llama3, mistral, deepseek or kimi. Taken from the
+    /// model's chat template if not given.
+    #[arg(long, value_name = "FORMAT", value_parser = parse_tool_format)]
+    tool_format: Option<ToolFormat>,
+    /// How the model writes its reasoning. Taken from the model's chat template if not given.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    reasoning_format: Option<ReasoningFlag>,
+    /// How /v1/embeddings makes one vector of a text, where a request does not say: the mean of
+    /// its tokens' vectors, or the last one.
+    #[arg(long, value_enum, default_value_t = PoolingFlag::Mean)]
+    pooling: PoolingFlag,
     /// Bytes of a request body accepted.
     #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = parse_size)]
     body_max: u64,
@@ -95,6 +109,35 @@ struct ServeArgs {
 enum Ops {
     Cpu,
     Reference,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ReasoningFlag {
+    /// <think>…</think>
+    Think,
+    /// ◁think▷…◁/think▷
+    Kimi,
+    /// [THINK]…[/THINK]
+    Mistral,
+    /// None: such text is content.
+    None,
+}
+
+impl ReasoningFlag {
+    fn format(self) -> Option<ReasoningFormat> {
+        match self {
+            Self::Think => Some(ReasoningFormat::Think),
+            Self::Kimi => Some(ReasoningFormat::KimiThink),
+            Self::Mistral => Some(ReasoningFormat::Mistral),
+            Self::None => None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PoolingFlag {
+    Mean,
+    Last,
 }
 
 /// A checked configuration.
@@ -124,6 +167,10 @@ pub struct Config {
     pub step_tokens: usize,
     /// Requests that may wait.
     pub queue_max: usize,
+    /// How answers are written.
+    pub formats: FormatChoice,
+    /// How tokens' vectors become one.
+    pub pooling: Pooling,
     /// Bytes of a body.
     pub body_bytes_max: usize,
     /// Silence allowed while a request is read.
@@ -203,6 +250,14 @@ impl Cli {
             },
             step_tokens: in_range("step-tokens", args.step_tokens, 1 << 20)?,
             queue_max: in_range("queue", args.queue, 1024)?,
+            formats: FormatChoice {
+                tools: args.tool_format,
+                reasoning: args.reasoning_format.map(ReasoningFlag::format),
+            },
+            pooling: match args.pooling {
+                PoolingFlag::Mean => Pooling::Mean,
+                PoolingFlag::Last => Pooling::Last,
+            },
             body_bytes_max: in_range("body-max", args.body_max as usize, 1 << 30)?,
             read_timeout: args.read_timeout_s,
             drain: args.drain_s,
@@ -289,6 +344,11 @@ fn parse_size(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| "use a number of bytes, or one with KiB, MiB or GiB: 512MiB".to_owned())
 }
 
+fn parse_tool_format(text: &str) -> Result<ToolFormat, String> {
+    text.parse()
+        .map_err(|error: answer::UnknownFormat| error.to_string())
+}
+
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text
         .parse::<f64>()
@@ -312,79 +372,4 @@ fn parse_endpoint(text: &str) -> Result<String, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    //! Catches a size, an endpoint or a flag that is read as something else than it says.
-    use super::*;
-
-    #[test]
-    fn sizes() {
-        let rows = [
-            ("0", Ok(0)),
-            ("1048576", Ok(1 << 20)),
-            ("512MiB", Ok(512 << 20)),
-            ("2 GiB", Ok(2 << 30)),
-            ("7KiB", Ok(7 << 10)),
-            ("512MB", Err(())),
-            ("-1", Err(())),
-            ("1.5GiB", Err(())),
-            ("MiB", Err(())),
-            ("", Err(())),
-            ("99999999999999999999", Err(())),
-            ("18446744073709551615GiB", Err(())),
-        ];
-        for (text, expected) in rows {
-            assert_eq!(parse_size(text).map_err(|_| ()), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn endpoints() {
-        let rows = [
-            ("tcp://127.0.0.1:5557", Some("tcp://127.0.0.1:5557")),
-            ("tcp://*:0", Some("tcp://0.0.0.0:0")),
-            ("tcp://host:70000", None),
-            ("ipc:///tmp/x", None),
-            ("tcp://:1", None),
-            ("5557", None),
-        ];
-        for (text, expected) in rows {
-            assert_eq!(parse_endpoint(text).ok().as_deref(), expected, "{text}");
-        }
-    }
-
-    fn config(args: &[&str]) -> Result<Config, String> {
-        let whole = ["homing-engine", "serve", "--model", "some/name.gguf"];
-        let cli = Cli::try_parse_from(whole.iter().chain(args)).map_err(|e| e.to_string())?;
-        cli.config().map_err(|e| e.to_string())
-    }
-
-    #[test]
-    fn refusals_name_the_flag() {
-        let rows: [(&[&str], &str); 8] = [
-            (&["--listen", "0.0.0.0:1"], "node token"),
-            (&["--listen", "nonsense"], "--listen"),
-            (&["--threads", "0"], "--threads"),
-            (&["--kv-memory", "lots"], "--kv-memory"),
-            (&["--step-tokens", "0"], "--step-tokens"),
-            (&["--model-id", "a b"], "--model-id"),
-            (&["--replay", "tcp://127.0.0.1:0"], "--events"),
-            (
-                &["--node-token-file", "/nonexistent/token"],
-                "/nonexistent/token",
-            ),
-        ];
-        for (args, expected) in rows {
-            let error = config(args).expect_err("refused");
-            assert!(error.contains(expected), "{args:?}: {error}");
-        }
-    }
-
-    #[test]
-    fn the_model_is_called_after_its_file() {
-        assert_eq!(config(&[]).expect("valid").model_id, "name");
-        assert_eq!(
-            config(&["--model-id", "other/x"]).expect("valid").model_id,
-            "other/x"
-        );
-    }
-}
+mod tests;

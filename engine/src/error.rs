@@ -28,6 +28,10 @@ pub enum Kind {
     UnknownEncoding,
     /// The header is larger than this node accepts.
     HeaderTooLarge,
+    /// The request did not end within the time that it was given.
+    TimedOut,
+    /// This caller has too much waiting here already.
+    TooMany,
     /// The node cannot take the request now; another can, or this one later.
     Overloaded,
     /// The node failed.
@@ -49,6 +53,8 @@ impl Kind {
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "invalid_request_error",
             ),
+            Self::TimedOut => (StatusCode::REQUEST_TIMEOUT, "timeout_error"),
+            Self::TooMany => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
             Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded_error"),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "server_error"),
         }
@@ -74,6 +80,8 @@ pub struct ApiError {
     pub code: &'static str,
     /// What only the log says.
     pub detail: Option<String>,
+    /// Seconds after which trying again makes sense, where whoever refused knows.
+    pub retry_after_s: Option<u32>,
 }
 
 impl ApiError {
@@ -85,6 +93,7 @@ impl ApiError {
             param: None,
             code,
             detail: None,
+            retry_after_s: None,
         }
     }
 
@@ -99,6 +108,20 @@ impl ApiError {
         let mut error = Self::new(Kind::Internal, "engine_error", message);
         error.detail = Some(detail.into());
         error
+    }
+
+    /// A request that did not end in time.
+    pub fn timed_out() -> Self {
+        let message = "The request did not end within its timeout. Give it more time, or ask for \
+                       less.";
+        Self::new(Kind::TimedOut, "request_timeout", message)
+    }
+
+    /// Says when trying again makes sense.
+    #[must_use]
+    pub fn with_retry_after(mut self, seconds: u32) -> Self {
+        self.retry_after_s = Some(seconds);
+        self
     }
 
     /// Names the field at fault.
@@ -125,6 +148,19 @@ impl ApiError {
 
     /// Seconds after which trying again makes sense, where it does.
     pub fn retry_after_s(&self) -> Option<u32> {
-        (self.kind == Kind::Overloaded).then_some(1)
+        match self.kind {
+            Kind::Overloaded | Kind::TooMany => Some(self.retry_after_s.unwrap_or(1)),
+            Kind::Invalid
+            | Kind::Unauthorized
+            | Kind::Forbidden
+            | Kind::NotFound
+            | Kind::MethodNotAllowed
+            | Kind::TooSlow
+            | Kind::TimedOut
+            | Kind::BodyTooLarge
+            | Kind::UnknownEncoding
+            | Kind::HeaderTooLarge
+            | Kind::Internal => None,
+        }
     }
 }

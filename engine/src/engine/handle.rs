@@ -185,6 +185,11 @@ impl Handle {
         receiver.await.ok()
     }
 
+    /// Requests that may wait.
+    pub fn queue_max(&self) -> usize {
+        self.shared.queue_max
+    }
+
     /// Refuses new requests from now on.
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::Release);

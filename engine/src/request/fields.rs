@@ -84,6 +84,23 @@ impl<'a> Fields<'a> {
         Ok(Some(integer))
     }
 
+    /// A small number of things, within bounds.
+    pub(super) fn count(
+        &self,
+        name: &str,
+        (least, most): (usize, usize),
+    ) -> Result<Option<usize>, ApiError> {
+        let Some(count) = self.integer(name, i64::try_from(least).unwrap_or(i64::MAX))? else {
+            return Ok(None);
+        };
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        if count > most {
+            let message = format!("`{name}` is {count}; it must be {least} to {most}.");
+            return Err(ApiError::field(name, message));
+        }
+        Ok(Some(count))
+    }
+
     /// An array of token ids below `vocab`.
     pub(super) fn tokens(&self, name: &str, vocab: usize) -> Result<Option<Vec<u32>>, ApiError> {
         let Some(values) = self.list(name)? else {
@@ -124,4 +141,14 @@ pub(super) fn wrong(name: &str, expected: &str, found: &Value) -> ApiError {
     };
     let message = format!("`{name}` must be {expected}; it is {found}.");
     ApiError::new(Kind::Invalid, "invalid_type", message).with_param(name)
+}
+
+/// An error of a field within the object `outer`.
+pub(super) fn under(outer: &str, error: ApiError) -> ApiError {
+    let inner = error.param.clone().unwrap_or_default();
+    let param = format!("{outer}.{inner}");
+    let message = error
+        .message
+        .replacen(&format!("`{inner}`"), &format!("`{param}`"), 1);
+    ApiError { message, ..error }.with_param(param)
 }

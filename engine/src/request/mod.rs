@@ -4,24 +4,38 @@
 //! refusal names the field and says what would do. What the engine does not support is refused
 //! where ignoring it would change the answer (`unsupported`), and ignored elsewhere.
 
+pub mod constraint;
+mod ending;
 mod fields;
+mod format;
+mod other;
 pub mod prepare;
+mod sampling;
+mod source;
+mod tools;
 mod unsupported;
+
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
 use crate::error::{ApiError, Kind};
 use crate::sample::Sampling;
-use fields::{Fields, missing, token_ids, wrong};
+pub use ending::{STOP_BYTES_MAX, STOPS_MAX, timeout_header};
+use fields::{Fields, missing};
+pub use format::Format;
+pub use other::{
+    Detokenization, Embedding, Encoding, INPUTS_MAX, Release, Tokenization, detokenization,
+    embedding, release, tokenization,
+};
+pub use sampling::LOGIT_BIAS_MAX;
+use source::token_demanded;
+pub use tools::{Parallel, TOOLS_MAX, Tool, ToolChoice, Tools};
 
-/// Stop strings in one request. OpenAI allows 4; agents send more to local engines.
-pub const STOPS_MAX: usize = 16;
-/// Bytes of one stop string; it is searched for after every token.
-pub const STOP_BYTES_MAX: usize = 256;
 /// Characters of a cache salt, as vLLM has it.
 pub const CACHE_SALT_CHARS_MAX: usize = 128;
-/// What `/v1/completions` produces when the request does not say, as OpenAI has it.
-const COMPLETION_TOKENS_DEFAULT: usize = 16;
+/// Answers to one prompt, as OpenAI has it.
+pub const CHOICES_MAX: usize = 128;
 
 /// Which of the two APIs a request uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,27 +93,63 @@ pub struct OutputMax {
     pub field: &'static str,
 }
 
+/// What is done with the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// An answer.
+    Answer,
+    /// Its KV alone, kept under a ticket for a node that decodes.
+    Prefill,
+}
+
 /// A checked request.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Generation {
     /// Which API.
     pub dialect: Dialect,
     /// The prompt's source.
     pub source: Source,
+    /// Answers to the prompt.
+    pub choices: usize,
     /// Tokens to produce; none for as many as the context holds.
     pub output_max: Option<OutputMax>,
+    /// Tokens before which nothing ends the answer.
+    pub output_min: usize,
     /// How to choose tokens.
     pub sampling: Sampling,
+    /// Alternatives to report for each token; none for no report.
+    pub logprobs: Option<usize>,
     /// Texts that end the answer.
     pub stops: Vec<String>,
     /// Tokens that end the answer, besides the model's own.
     pub stop_token_ids: Vec<u32>,
     /// The model's own end tokens do not end the answer.
     pub ignore_eos: bool,
+    /// The tools, and whether they are called.
+    pub tools: Tools,
+    /// The form that the content must have.
+    pub format: Option<Format>,
+    /// The answer's text begins with the prompt's.
+    pub echo: bool,
+    /// The answer tells its tokens' ids.
+    pub token_ids: bool,
     /// How the answer travels.
     pub delivery: Delivery,
     /// Whose cache.
     pub cache_salt: Option<String>,
+    /// Lower goes first; 0 is ordinary.
+    pub priority: i32,
+    /// How long it may take.
+    pub timeout: Option<Duration>,
+    /// What is done.
+    pub task: Task,
+}
+
+impl Generation {
+    /// Whether a grammar has to be compiled for it.
+    pub fn is_constrained(&self) -> bool {
+        self.format.is_some() || self.tools.are_demanded()
+    }
 }
 
 /// Who is asking.
@@ -126,33 +176,85 @@ pub struct Rules<'a> {
 
 /// Reads and checks a body.
 pub fn parse(body: &[u8], dialect: Dialect, rules: &Rules<'_>) -> Result<Generation, ApiError> {
+    with_fields(body, |fields| generation(fields, dialect, rules))
+}
+
+/// Reads a body as the fields of an object.
+fn with_fields<T>(
+    body: &[u8],
+    read: impl FnOnce(&Fields<'_>) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
     let value = parse_json(body)?;
     let object = value.as_object().ok_or_else(|| {
         invalid_json("The body must be a JSON object, such as {\"model\": …}.".into())
     })?;
-    let fields = Fields(object);
-    check_model(&fields, rules)?;
-    unsupported::check(&fields)?;
-    let source = match fields.tokens("prompt_token_ids", rules.vocab)? {
-        Some(tokens) => tokens_source("prompt_token_ids", tokens, rules)?,
-        None => match dialect {
-            Dialect::Chat => chat_source(&fields)?,
-            Dialect::Completions => text_source(&fields, rules)?,
-        },
-    };
-    Ok(Generation {
+    read(&Fields(object))
+}
+
+fn generation(
+    fields: &Fields<'_>,
+    dialect: Dialect,
+    rules: &Rules<'_>,
+) -> Result<Generation, ApiError> {
+    check_model(fields, rules)?;
+    unsupported::check(fields)?;
+    let output_max = ending::output_max(fields, dialect)?;
+    let request = Generation {
         dialect,
-        source,
-        output_max: output_max(&fields, dialect)?,
-        sampling: sampling(&fields, rules)?,
-        stops: stops(&fields)?,
+        source: source::source(fields, dialect, rules)?,
+        choices: fields.count("n", (1, CHOICES_MAX))?.unwrap_or(1),
+        output_max,
+        output_min: ending::output_min(fields, output_max)?,
+        sampling: sampling::sampling(fields, rules)?,
+        logprobs: sampling::logprobs(fields, dialect)?,
+        stops: ending::stops(fields)?,
         stop_token_ids: fields
             .tokens("stop_token_ids", rules.vocab)?
             .unwrap_or_default(),
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
-        delivery: delivery(&fields)?,
-        cache_salt: cache_salt(&fields)?,
-    })
+        tools: match dialect {
+            Dialect::Chat => tools::tools(fields)?,
+            Dialect::Completions => Tools::NONE,
+        },
+        format: format::format(fields)?,
+        echo: fields.flag("echo")?.unwrap_or(false),
+        token_ids: fields.flag("return_token_ids")?.unwrap_or(false),
+        delivery: ending::delivery(fields)?,
+        cache_salt: cache_salt(fields)?,
+        priority: priority(fields)?,
+        timeout: ending::timeout(fields)?,
+        task: task(fields, rules)?,
+    };
+    check_together(&request)?;
+    Ok(request)
+}
+
+/// Refuses options that are sound alone and make no sense together.
+fn check_together(request: &Generation) -> Result<(), ApiError> {
+    let refused = |param: &str, message: &str| Err(ApiError::field(param, message));
+    if request.echo && request.dialect == Dialect::Chat {
+        return refused("echo", "`echo` is only served by /v1/completions.");
+    }
+    if request.echo && request.logprobs.is_some() {
+        let message = "`echo` with `logprobs` is not served here: the prompt's tokens have none. \
+                       Leave one of them out.";
+        return refused("echo", message);
+    }
+    if request.is_constrained() && request.output_min > 0 {
+        let message = "`min_tokens` cannot be kept where the answer's form says when it ends; \
+                       leave it out.";
+        return refused("min_tokens", message);
+    }
+    if request.task == Task::Prefill {
+        if request.delivery != Delivery::Whole {
+            let message = "`stream` must be false when only the prompt is computed.";
+            return refused("stream", message);
+        }
+        if request.choices > 1 {
+            return refused("n", "`n` must be 1 when only the prompt is computed.");
+        }
+    }
+    Ok(())
 }
 
 fn parse_json(body: &[u8]) -> Result<Value, ApiError> {
@@ -188,176 +290,6 @@ fn shortened(text: &str) -> String {
     text.chars().take(128).collect()
 }
 
-fn tokens_source(name: &str, tokens: Vec<u32>, rules: &Rules<'_>) -> Result<Source, ApiError> {
-    if rules.caller != Caller::TokenHolder {
-        let message = format!(
-            "`{name}` with token ids is accepted only from a caller with the node token. \
-             Send text, or start the node with a token and present it."
-        );
-        let error = ApiError::new(Kind::Forbidden, "node_token_required", message);
-        return Err(error.with_param(name));
-    }
-    if tokens.is_empty() {
-        return Err(ApiError::field(
-            name,
-            format!("`{name}` is empty; send at least one token."),
-        ));
-    }
-    Ok(Source::Tokens(tokens))
-}
-
-fn chat_source(fields: &Fields<'_>) -> Result<Source, ApiError> {
-    fields.required("messages")?;
-    // Roles and contents are checked where they become text, so that gateway and engine agree.
-    let messages = fields.list("messages")?.cloned().unwrap_or_default();
-    fields.list("tools")?;
-    if fields.flag("add_generation_prompt")? == Some(false) {
-        let message = "`add_generation_prompt` must be true: the answer begins an assistant turn.";
-        return Err(ApiError::field("add_generation_prompt", message));
-    }
-    let tools = fields.get("tools").cloned();
-    let template_kwargs = fields.object("chat_template_kwargs")?.cloned();
-    Ok(Source::Chat {
-        messages,
-        tools,
-        template_kwargs,
-    })
-}
-
-fn text_source(fields: &Fields<'_>, rules: &Rules<'_>) -> Result<Source, ApiError> {
-    let prompt = fields.required("prompt")?;
-    match prompt {
-        Value::String(text) => Ok(Source::Text(text.clone())),
-        Value::Array(items) => match &items[..] {
-            [Value::String(text)] => Ok(Source::Text(text.clone())),
-            [Value::String(_), Value::String(_), ..] => {
-                let message = "`prompt` holds several prompts; send one request for each.";
-                let error = ApiError::new(Kind::Invalid, "unsupported_parameter", message);
-                Err(error.with_param("prompt"))
-            }
-            items => tokens_source("prompt", token_ids("prompt", items, rules.vocab)?, rules),
-        },
-        other => Err(wrong("prompt", "a string or an array of token ids", other)),
-    }
-}
-
-fn output_max(fields: &Fields<'_>, dialect: Dialect) -> Result<Option<OutputMax>, ApiError> {
-    let bound = |field| {
-        let tokens = fields.integer(field, 1)?;
-        let tokens = tokens.map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX));
-        Ok(tokens.map(|tokens| OutputMax { tokens, field }))
-    };
-    let older = bound("max_tokens")?;
-    match dialect {
-        Dialect::Chat => Ok(bound("max_completion_tokens")?.or(older)),
-        Dialect::Completions => {
-            let default = OutputMax {
-                tokens: COMPLETION_TOKENS_DEFAULT,
-                field: "max_tokens",
-            };
-            Ok(older.or(Some(default)))
-        }
-    }
-}
-
-fn sampling(fields: &Fields<'_>, rules: &Rules<'_>) -> Result<Sampling, ApiError> {
-    let top_p = fields.number("top_p", (0.0, 1.0))?.unwrap_or(1.0);
-    if top_p == 0.0 {
-        let message = "`top_p` is 0; it must be above 0. For the most likely token always, send \
-                       `temperature` 0.";
-        return Err(ApiError::field("top_p", message));
-    }
-    // vLLM's -1 and 0 both mean all.
-    let top_k = fields.integer("top_k", -1)?.filter(|k| *k > 0);
-    let seed = match fields.get("seed") {
-        None => rules.seed,
-        Some(value) => {
-            let signed = value.as_i64().map(i64::cast_unsigned).or(value.as_u64());
-            signed.ok_or_else(|| wrong("seed", "an integer of 64 bits", value))?
-        }
-    };
-    Ok(Sampling {
-        temperature: fields.number("temperature", (0.0, 2.0))?.unwrap_or(1.0) as f32,
-        top_k: top_k.map(|k| usize::try_from(k).unwrap_or(usize::MAX)),
-        top_p: top_p as f32,
-        seed,
-        ..Sampling::GREEDY
-    })
-}
-
-fn stops(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
-    let stops = match fields.get("stop") {
-        None => return Ok(Vec::new()),
-        Some(Value::String(stop)) => vec![stop.clone()],
-        Some(Value::Array(stops)) => {
-            let text = |(index, stop): (usize, &Value)| {
-                let param = format!("stop[{index}]");
-                stop.as_str()
-                    .map(str::to_owned)
-                    .ok_or_else(|| wrong(&param, "a string", stop))
-            };
-            stops
-                .iter()
-                .enumerate()
-                .map(text)
-                .collect::<Result<_, _>>()?
-        }
-        Some(other) => return Err(wrong("stop", "a string or an array of strings", other)),
-    };
-    if stops.len() > STOPS_MAX {
-        let message = format!(
-            "`stop` has {} strings; at most {STOPS_MAX} are allowed.",
-            stops.len()
-        );
-        return Err(ApiError::field("stop", message));
-    }
-    if stops
-        .iter()
-        .any(|stop| stop.is_empty() || stop.len() > STOP_BYTES_MAX)
-    {
-        let message = format!("Each string of `stop` must have 1 to {STOP_BYTES_MAX} bytes.");
-        return Err(ApiError::field("stop", message));
-    }
-    Ok(stops)
-}
-
-fn delivery(fields: &Fields<'_>) -> Result<Delivery, ApiError> {
-    let options = fields.object("stream_options")?;
-    if !fields.flag("stream")?.unwrap_or(false) {
-        return match options {
-            None => Ok(Delivery::Whole),
-            Some(_) => {
-                let message = "`stream_options` is only allowed when `stream` is true.";
-                Err(ApiError::field("stream_options", message))
-            }
-        };
-    }
-    let Some(options) = options else {
-        return Ok(Delivery::Stream(UsageChunks::None));
-    };
-    let options = Fields(options);
-    let named = |error: ApiError| {
-        let param = format!(
-            "stream_options.{}",
-            error.param.as_deref().unwrap_or_default()
-        );
-        error.with_param(param)
-    };
-    let last = options
-        .flag("include_usage")
-        .map_err(named)?
-        .unwrap_or(false);
-    let every = options
-        .flag("continuous_usage_stats")
-        .map_err(named)?
-        .unwrap_or(false);
-    Ok(Delivery::Stream(match (last, every) {
-        (true, true) => UsageChunks::Every,
-        (true, false) => UsageChunks::Last,
-        (false, _) => UsageChunks::None,
-    }))
-}
-
 fn cache_salt(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
     let Some(salt) = fields.text("cache_salt")? else {
         return Ok(None);
@@ -372,6 +304,44 @@ fn cache_salt(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
          `\\` or NUL."
     );
     Err(ApiError::field("cache_salt", message))
+}
+
+fn priority(fields: &Fields<'_>) -> Result<i32, ApiError> {
+    let least = i64::from(i32::MIN);
+    let priority = fields.integer("priority", least)?.unwrap_or(0);
+    i32::try_from(priority).map_err(|_| {
+        let message = format!("`priority` must be {least} to {}.", i32::MAX);
+        ApiError::field("priority", message)
+    })
+}
+
+/// Reads `kv_transfer_params`, in which a router says which half of the work is wanted. Only a
+/// caller with the node token may: whoever holds blocks keeps others waiting.
+fn task(fields: &Fields<'_>, rules: &Rules<'_>) -> Result<Task, ApiError> {
+    const NAME: &str = "kv_transfer_params";
+    let Some(params) = fields.object(NAME)? else {
+        return Ok(Task::Answer);
+    };
+    if rules.caller != Caller::TokenHolder {
+        return Err(token_demanded(NAME, "`kv_transfer_params`", "Leave it out"));
+    }
+    let params = Fields(params);
+    let flag = |name| {
+        let flag = params
+            .flag(name)
+            .map_err(|error| fields::under(NAME, error))?;
+        Ok::<_, ApiError>(flag.unwrap_or(false))
+    };
+    match (flag("do_remote_decode")?, flag("do_remote_prefill")?) {
+        (true, false) => Ok(Task::Prefill),
+        (false, false) => Ok(Task::Answer),
+        (_, true) => {
+            let message = "`kv_transfer_params.do_remote_prefill` is not supported by this engine \
+                           yet: it computes its prompts itself. Leave it out.";
+            let error = ApiError::new(Kind::Invalid, "unsupported_parameter", message);
+            Err(error.with_param("kv_transfer_params.do_remote_prefill"))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -12,29 +12,11 @@ use crate::error::{ApiError, Kind};
 type Neutral = fn(&Value) -> bool;
 
 /// Field and the test for its neutral value.
-const ROWS: [(&str, Neutral); 24] = [
-    ("n", |v| v.as_f64() == Some(1.0)),
+const ROWS: [(&str, Neutral); 11] = [
     ("best_of", |v| v.as_f64() == Some(1.0)),
-    ("logprobs", |v| v.as_bool() == Some(false)),
-    ("top_logprobs", is_zero),
-    ("prompt_logprobs", is_zero),
-    ("logit_bias", |v| {
-        v.as_object().is_some_and(serde_json::Map::is_empty)
-    }),
-    ("presence_penalty", is_zero),
-    ("frequency_penalty", is_zero),
-    ("repetition_penalty", |v| v.as_f64() == Some(1.0)),
-    ("min_p", is_zero),
-    ("min_tokens", is_zero),
-    ("echo", is_false),
+    ("prompt_logprobs", |v| v.as_f64() == Some(0.0)),
     ("suffix", |v| v.as_str() == Some("")),
-    ("response_format", |v| {
-        v.get("type").and_then(Value::as_str) == Some("text")
-    }),
-    ("tool_choice", |v| {
-        matches!(v.as_str(), Some("auto" | "none"))
-    }),
-    ("functions", is_empty_list),
+    ("functions", |v| v.as_array().is_some_and(Vec::is_empty)),
     ("function_call", |v| {
         matches!(v.as_str(), Some("auto" | "none"))
     }),
@@ -45,21 +27,12 @@ const ROWS: [(&str, Neutral); 24] = [
     ("audio", never),
     ("prediction", never),
     ("use_beam_search", is_false),
-    ("structured_outputs", never),
     ("continue_final_message", is_false),
     ("include_stop_str_in_output", is_false),
 ];
 
-fn is_zero(value: &Value) -> bool {
-    value.as_f64() == Some(0.0)
-}
-
 fn is_false(value: &Value) -> bool {
     value.as_bool() == Some(false)
-}
-
-fn is_empty_list(value: &Value) -> bool {
-    value.as_array().is_some_and(Vec::is_empty)
 }
 
 fn never(_value: &Value) -> bool {

@@ -27,7 +27,8 @@ use crate::events::EventLog;
 use crate::metrics::Metrics;
 use crate::model::{GgufFile, Model, ModelOptions};
 use crate::progress::Progress;
-use crate::request::prepare::Served;
+use crate::request::constraint::Formats;
+use crate::request::prepare::{Served, ServedParts};
 use crate::server::{App, Loaded, Settings};
 pub use error::ServeError;
 use signals::{Signals, exit_with_stdin};
@@ -95,7 +96,16 @@ async fn serve(config: Config) -> Result<(), ServeError> {
     let events = sockets
         .events
         .is_some()
-        .then(|| Arc::new(EventLog::new(boot_id, config.replay_batches)));
+        .then(|| Arc::new(EventLog::new(boot_id.clone(), config.replay_batches)));
+    let served = ServedParts {
+        model_id: Arc::from(config.model_id.as_str()),
+        max_model_len: pool.max_model_len,
+        boot_id,
+        prompts: Arc::clone(&prompts),
+        formats: Formats::new(prompts.template_source(), config.formats),
+        pooling: config.pooling,
+        width: model.shape().width,
+    };
     let parts = parts(&config, model, &prompts, pool, metrics, events.clone());
     let (engine, thread) = engine::start(parts).map_err(|source| ServeError::System {
         what: "cannot start the engine's thread",
@@ -104,12 +114,8 @@ async fn serve(config: Config) -> Result<(), ServeError> {
     if let Some(log) = events {
         carry_events(&config, sockets.events, sockets.replay, log, &engine);
     }
-    let model_id = Arc::from(config.model_id.as_str());
-    let served = Arc::new(Served::new(model_id, pool.max_model_len, prompts));
-    app.loaded(Loaded {
-        served,
-        engine: engine.clone(),
-    });
+    let served = Arc::new(Served::new(served));
+    app.loaded(Loaded::new(served, engine.clone()));
     announce(&config, &addresses, pool);
     let ended = tokio::select! {
         () = signals.next() => Ok(()),

@@ -10,11 +10,17 @@
 
 pub mod auth;
 mod body;
+mod choices;
 mod client;
+mod embed;
 mod generate;
+mod message;
+mod prefill;
+mod respond;
 mod routes;
 mod shape;
 mod stream;
+mod tokens;
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -47,6 +53,9 @@ const CONNECTIONS_MAX: usize = 4096;
 /// After failing to accept (out of file descriptors), how long until the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Grammars compiled at a time: each takes a core, which the engine then lacks.
+const GRAMMARS_MAX: usize = 2;
+
 /// An answer: whole or streamed.
 type Answer = Response<Either<Full<Bytes>, StreamBody>>;
 
@@ -74,11 +83,26 @@ pub struct App {
 }
 
 /// What exists once the model is loaded.
+#[derive(Clone)]
 pub struct Loaded {
     /// The model as requests see it.
     pub served: Arc<Served>,
     /// The engine.
     pub engine: Handle,
+    /// How many grammars may be compiled at a time.
+    grammars: Arc<Semaphore>,
+}
+
+impl Loaded {
+    /// A model and its engine.
+    pub fn new(served: Arc<Served>, engine: Handle) -> Self {
+        let grammars = Arc::new(Semaphore::new(GRAMMARS_MAX));
+        Self {
+            served,
+            engine,
+            grammars,
+        }
+    }
 }
 
 impl App {
@@ -118,6 +142,14 @@ impl App {
             return Err(ApiError::new(Kind::Overloaded, "engine_ended", message));
         }
         Ok(loaded)
+    }
+
+    /// The loaded model as long as its engine lives: blocks are let go while a node drains, too.
+    fn ready_to_release(&self) -> Result<&Loaded, ApiError> {
+        match self.loaded.get() {
+            Some(loaded) if loaded.engine.is_draining() && !loaded.engine.has_ended() => Ok(loaded),
+            _ => self.ready(),
+        }
     }
 
     fn started_unix_seconds(&self) -> u64 {
@@ -213,7 +245,7 @@ impl App {
         }
         if error.is_timeout() && client.in_head() {
             client
-                .write_last(routes::header_timeout(self.settings.read_timeout).as_bytes())
+                .write_last(respond::header_timeout(self.settings.read_timeout).as_bytes())
                 .await;
         }
         tracing::debug!(%error, client = ?client.address(), "connection ended");

@@ -1,18 +1,17 @@
 //! What is served under which path, and how are refusals sent?
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{Either, Full};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use hyper::body::{Body, Incoming};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::client::Client;
+use super::generate::Asked;
+use super::respond::{error_answer, json_answer, whole};
 use super::stream::ClientGone;
-use super::{Answer, App, HEADER_BYTES_MAX, auth, generate};
+use super::{Answer, App, HEADER_BYTES_MAX, auth, embed, generate, prefill, tokens};
 use crate::error::{ApiError, Kind};
 use crate::request::Dialect;
 
@@ -23,6 +22,10 @@ const REQUEST_ID_CHARS_MAX: usize = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
     Generate(Dialect),
+    Embeddings,
+    Tokenize,
+    Detokenize,
+    Release,
     Models,
     Health,
     Metrics,
@@ -86,12 +89,21 @@ async fn dispatch(
         Route::Metrics => Ok(metrics(app)),
         Route::Models => models(app).map_err(Refusal::Error),
         Route::Generate(dialect) => {
-            let asked = generate::Asked {
-                dialect,
-                caller,
-                request_id: Arc::clone(request_id),
+            let asked = Asked::new(caller, request_id, request.headers())?;
+            generate::answer(app, client, request, (dialect, asked)).await
+        }
+        Route::Embeddings => {
+            let asked = Asked::new(caller, request_id, request.headers())?;
+            embed::answer(app, client, request, asked).await
+        }
+        Route::Tokenize | Route::Detokenize | Route::Release => {
+            let asked = Asked::new(caller, request_id, request.headers())?;
+            let answer = match route {
+                Route::Tokenize => tokens::tokenize(app, request, asked).await,
+                Route::Detokenize => tokens::detokenize(app, request, asked).await,
+                _ => prefill::release(app, request, &asked).await,
             };
-            generate::answer(app, client, request, asked).await
+            answer.map_err(Refusal::Error)
         }
     }
 }
@@ -100,11 +112,16 @@ fn route(method: &Method, path: &str) -> Result<Route, ApiError> {
     let (route, allowed) = match path {
         "/v1/chat/completions" => (Route::Generate(Dialect::Chat), Method::POST),
         "/v1/completions" => (Route::Generate(Dialect::Completions), Method::POST),
+        "/v1/embeddings" => (Route::Embeddings, Method::POST),
+        "/v1/kv/release" => (Route::Release, Method::POST),
+        "/tokenize" => (Route::Tokenize, Method::POST),
+        "/detokenize" => (Route::Detokenize, Method::POST),
         "/v1/models" => (Route::Models, Method::GET),
         "/health" => (Route::Health, Method::GET),
         "/metrics" => (Route::Metrics, Method::GET),
         _ => {
-            let known = "/v1/chat/completions, /v1/completions, /v1/models, /health and /metrics";
+            let known = "/v1/chat/completions, /v1/completions, /v1/embeddings, /tokenize, \
+                         /detokenize, /v1/models, /health and /metrics";
             let path: String = path.chars().take(128).collect();
             let message = format!("There is no `{path}` here; this node serves {known}.");
             return Err(ApiError::new(Kind::NotFound, "unknown_path", message));
@@ -167,55 +184,12 @@ fn models(app: &App) -> Result<Answer, ApiError> {
     let served = &app.ready()?.served;
     let model = json!({
         "id": &*served.model_id, "object": "model", "created": app.started_unix_seconds(),
-        "owned_by": "homing", "max_model_len": served.max_model_len,
+        "owned_by": "homing", "max_model_len": served.max_model_len, "token_ids": true,
     });
     Ok(json_answer(
         StatusCode::OK,
         &json!({"object": "list", "data": [model]}),
     ))
-}
-
-/// A JSON answer.
-pub(super) fn json_answer(status: StatusCode, value: &Value) -> Answer {
-    let mut answer = whole(status, value.to_string().into());
-    answer
-        .headers_mut()
-        .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    answer
-}
-
-fn whole(status: StatusCode, body: Bytes) -> Answer {
-    let length = HeaderValue::from(body.len());
-    let mut answer = Response::new(Either::Left(Full::new(body)));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_LENGTH, length);
-    answer
-}
-
-fn error_answer(error: &ApiError) -> Answer {
-    let mut answer = json_answer(error.kind.status(), &error.body());
-    let headers = answer.headers_mut();
-    if let Some(seconds) = error.retry_after_s() {
-        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    match error.kind {
-        Kind::Unauthorized => {
-            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        Kind::MethodNotAllowed => {
-            headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD, POST"));
-        }
-        Kind::Invalid
-        | Kind::Forbidden
-        | Kind::NotFound
-        | Kind::TooSlow
-        | Kind::BodyTooLarge
-        | Kind::UnknownEncoding
-        | Kind::HeaderTooLarge
-        | Kind::Overloaded
-        | Kind::Internal => {}
-    }
-    answer
 }
 
 fn log_refusal(request_id: &str, error: &ApiError) {
@@ -228,18 +202,4 @@ fn log_refusal(request_id: &str, error: &ApiError) {
         detail = error.detail.as_deref(),
         "request refused"
     );
-}
-
-/// The answer to a client that began a head and did not finish it, as bytes: hyper has given the
-/// connection up by then.
-pub(super) fn header_timeout(limit: Duration) -> String {
-    let seconds = limit.as_secs_f64();
-    let message = format!("The request's header did not arrive within {seconds} s.");
-    let error = ApiError::new(Kind::TooSlow, "request_timeout", message);
-    let body = error.body().to_string();
-    format!(
-        "HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
-         connection: close\r\n\r\n{body}",
-        body.len()
-    )
 }

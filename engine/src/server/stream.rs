@@ -3,7 +3,7 @@
 //! A body that hyper polls: each poll takes what the engine has said since the last one, as
 //! server-sent events, and hyper flushes before it waits, so nothing is held back. While it waits
 //! for the engine it also watches the client: dropping the body (hyper does so when a write fails)
-//! or a reset cancels the request.
+//! or a reset cancels the request, all choices of it.
 //!
 //! States: opening (nothing sent), running, ended (terminator or error sent), gone.
 
@@ -12,15 +12,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use hyper::body::{Body, Frame};
-use serde_json::Value;
 
+use super::choices::Choices;
 use super::client::{Client, Closed};
-use super::shape::Shape;
-use crate::engine::{Output, Ticket, Usage};
+use super::message::{Delta, Reader};
+use super::shape::{ChunkUsage, Offset, Shape};
+use crate::engine::{Output, Usage};
 use crate::error::ApiError;
 use crate::request::UsageChunks;
+use crate::request::prepare::Reading;
 
 /// A comment, which every client skips: sent to see whether anybody reads.
 const PROBE: &[u8] = b": still there?\n\n";
@@ -33,11 +35,19 @@ pub(super) struct StreamBody {
     shape: Shape,
     chunks: UsageChunks,
     usage: Usage,
+    speakers: Vec<Speaker>,
     /// None once the answer has ended.
-    ticket: Option<Ticket>,
+    choices: Option<Choices>,
     client: Arc<Client>,
     watch: Watch,
-    ready: BytesMut,
+    ready: Vec<u8>,
+}
+
+/// What is known of one choice.
+struct Speaker {
+    reader: Reader,
+    offset: Offset,
+    output_tokens: usize,
 }
 
 /// The client hung up; hyper drops the connection.
@@ -47,90 +57,112 @@ pub(super) struct ClientGone;
 
 impl StreamBody {
     /// A stream whose first output is already known; the head of the answer waited for it.
-    pub(super) fn new(opening: Opening, client: Arc<Client>) -> Self {
-        let Opening {
-            shape,
-            chunks,
-            usage,
-            ticket,
-            first,
-        } = opening;
+    pub(super) fn new(opening: Opening<'_>, client: Arc<Client>) -> Self {
         let watched = Arc::clone(&client);
+        let speaker = || Speaker {
+            reader: Reader::new(opening.reading),
+            offset: Offset::default(),
+            output_tokens: 0,
+        };
         let mut body = Self {
-            shape,
-            chunks,
-            usage,
-            ticket: Some(ticket),
+            shape: opening.shape,
+            chunks: opening.chunks,
+            usage: opening.usage,
+            speakers: (0..opening.count).map(|_| speaker()).collect(),
+            choices: Some(opening.choices),
             client,
             watch: Box::pin(async move { watched.closed().await }),
-            ready: BytesMut::new(),
+            ready: Vec::new(),
         };
-        if let Some(chunk) = body.shape.opening() {
-            body.event(chunk);
+        for choice in 0..opening.count {
+            let usage = chunk_usage(body.chunks, &body.usage);
+            body.shape.write_opening(&mut body.ready, choice, usage);
         }
-        body.take(first);
+        let (choice, first) = opening.first;
+        body.take(choice, first);
         body
     }
 
-    fn take(&mut self, output: Output) {
+    fn take(&mut self, choice: usize, output: Output) {
         match output {
-            Output::Joined { cached_tokens } => self.usage.cached_tokens = cached_tokens,
+            // The first choice's count is the request's: the others share what it computed.
+            Output::Joined { .. } => {}
             Output::Text {
                 text,
+                tokens,
                 output_tokens,
-                ..
             } => {
-                self.usage.output_tokens = output_tokens;
-                if !text.is_empty() {
-                    self.event(self.shape.text(&text, None));
+                let delta = self.speakers[choice].reader.take(text, tokens);
+                self.count(choice, output_tokens);
+                if !delta.is_empty() {
+                    self.delta(choice, &delta);
                 }
             }
             Output::Done {
                 text,
+                tokens,
                 ending,
                 usage,
-                ..
+                held: _,
             } => {
-                self.usage = usage;
-                self.event(self.shape.text(&text, Some(ending)));
-                if self.chunks != UsageChunks::None {
-                    self.line(&self.shape.usage(&usage));
+                let delta = self.speakers[choice].reader.end(text, tokens, ending);
+                self.count(choice, usage.output_tokens);
+                self.delta(choice, &delta);
+                if self.choices.as_ref().is_none_or(Choices::are_over) {
+                    self.end();
                 }
-                self.ready.extend_from_slice(TERMINATOR);
-                self.ticket = None;
             }
-            Output::Embedding(..) => self.fail(&ApiError::internal("a vector nobody asked for")),
+            Output::Embedding(..) => self.fail(&ApiError::internal("a vector for an answer")),
             Output::Failed(error) => self.fail(&error),
         }
     }
 
+    fn count(&mut self, choice: usize, output_tokens: usize) {
+        let counted = &mut self.speakers[choice].output_tokens;
+        self.usage.output_tokens += output_tokens - *counted;
+        *counted = output_tokens;
+    }
+
+    fn delta(&mut self, choice: usize, delta: &Delta) {
+        let usage = chunk_usage(self.chunks, &self.usage);
+        let offset = &mut self.speakers[choice].offset;
+        self.shape
+            .write_delta(&mut self.ready, (choice, delta), offset, usage);
+    }
+
+    fn end(&mut self) {
+        if self.chunks != UsageChunks::None {
+            self.shape.write_usage(&mut self.ready, &self.usage);
+        }
+        self.ready.extend_from_slice(TERMINATOR);
+        self.choices = None;
+    }
+
     /// An error within a stream: an event with the error, and no terminator, so that nobody takes
-    /// the answer for complete.
+    /// the answer for complete. One choice that fails ends them all.
     fn fail(&mut self, error: &ApiError) {
-        self.line(&error.body());
-        self.ticket = None;
-    }
-
-    fn event(&mut self, chunk: Value) {
-        let chunk = self.shape.with_usage(chunk, self.chunks, &self.usage);
-        self.line(&chunk);
-    }
-
-    fn line(&mut self, value: &Value) {
-        self.ready.extend_from_slice(b"data: ");
-        self.ready.extend_from_slice(value.to_string().as_bytes());
-        self.ready.extend_from_slice(b"\n\n");
+        let event = format!("data: {}\n\n", error.body());
+        self.ready.extend_from_slice(event.as_bytes());
+        self.choices = None;
     }
 
     /// Takes everything the engine has said; registers for more.
     fn take_outputs(&mut self, context: &mut Context<'_>) {
-        while let Some(ticket) = &mut self.ticket {
-            match ticket.poll_next(context) {
-                Poll::Ready(Some(output)) => self.take(output),
-                Poll::Ready(None) => self.fail(&ApiError::internal("the engine's thread ended")),
+        while let Some(choices) = &mut self.choices {
+            match choices.poll_next(context) {
+                Poll::Ready((choice, output)) => self.take(choice, output),
                 Poll::Pending => return,
             }
         }
+    }
+}
+
+/// What a chunk that is not the last says about usage.
+fn chunk_usage(chunks: UsageChunks, usage: &Usage) -> ChunkUsage<'_> {
+    match chunks {
+        UsageChunks::None => ChunkUsage::Absent,
+        UsageChunks::Last => ChunkUsage::Null,
+        UsageChunks::Every => ChunkUsage::Is(usage),
     }
 }
 
@@ -143,7 +175,7 @@ impl Body for StreamBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ClientGone>>> {
         self.take_outputs(context);
-        if self.ready.is_empty() && self.ticket.is_some() {
+        if self.ready.is_empty() && self.choices.is_some() {
             match self.watch.as_mut().poll(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Closed::Half) => {
@@ -153,7 +185,7 @@ impl Body for StreamBody {
                     self.ready.extend_from_slice(PROBE);
                 }
                 Poll::Ready(Closed::Gone) => {
-                    self.ticket = None;
+                    self.choices = None;
                     return Poll::Ready(Some(Err(ClientGone)));
                 }
             }
@@ -161,25 +193,29 @@ impl Body for StreamBody {
         if self.ready.is_empty() {
             return Poll::Ready(None);
         }
-        let bytes = self.ready.split().freeze();
+        let bytes = Bytes::from(std::mem::take(&mut self.ready));
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ticket.is_none() && self.ready.is_empty()
+        self.choices.is_none() && self.ready.is_empty()
     }
 }
 
 /// What a stream starts from.
-pub(super) struct Opening {
+pub(super) struct Opening<'a> {
     /// The answer's fixed parts.
     pub(super) shape: Shape,
     /// When to tell the usage.
     pub(super) chunks: UsageChunks,
-    /// Prompt and cached tokens, as far as known.
+    /// Prompt and cached tokens.
     pub(super) usage: Usage,
-    /// The request.
-    pub(super) ticket: Ticket,
+    /// How the text is read.
+    pub(super) reading: &'a Reading,
+    /// How many choices there are.
+    pub(super) count: usize,
+    /// The requests.
+    pub(super) choices: Choices,
     /// The first output that the client may see.
-    pub(super) first: Output,
+    pub(super) first: (usize, Output),
 }

@@ -1,0 +1,94 @@
+//! Catches a size, an endpoint or a flag that is read as something else than it says.
+use super::*;
+
+#[test]
+fn sizes() {
+    let rows = [
+        ("0", Ok(0)),
+        ("1048576", Ok(1 << 20)),
+        ("512MiB", Ok(512 << 20)),
+        ("2 GiB", Ok(2 << 30)),
+        ("7KiB", Ok(7 << 10)),
+        ("512MB", Err(())),
+        ("-1", Err(())),
+        ("1.5GiB", Err(())),
+        ("MiB", Err(())),
+        ("", Err(())),
+        ("99999999999999999999", Err(())),
+        ("18446744073709551615GiB", Err(())),
+    ];
+    for (text, expected) in rows {
+        assert_eq!(parse_size(text).map_err(|_| ()), expected, "{text}");
+    }
+}
+
+#[test]
+fn endpoints() {
+    let rows = [
+        ("tcp://127.0.0.1:5557", Some("tcp://127.0.0.1:5557")),
+        ("tcp://*:0", Some("tcp://0.0.0.0:0")),
+        ("tcp://host:70000", None),
+        ("ipc:///tmp/x", None),
+        ("tcp://:1", None),
+        ("5557", None),
+    ];
+    for (text, expected) in rows {
+        assert_eq!(parse_endpoint(text).ok().as_deref(), expected, "{text}");
+    }
+}
+
+fn config(args: &[&str]) -> Result<Config, String> {
+    let whole = ["homing-engine", "serve", "--model", "some/name.gguf"];
+    let cli = Cli::try_parse_from(whole.iter().chain(args)).map_err(|e| e.to_string())?;
+    cli.config().map_err(|e| e.to_string())
+}
+
+#[test]
+fn refusals_name_the_flag() {
+    let rows: [(&[&str], &str); 8] = [
+        (&["--listen", "0.0.0.0:1"], "node token"),
+        (&["--listen", "nonsense"], "--listen"),
+        (&["--threads", "0"], "--threads"),
+        (&["--kv-memory", "lots"], "--kv-memory"),
+        (&["--step-tokens", "0"], "--step-tokens"),
+        (&["--model-id", "a b"], "--model-id"),
+        (&["--replay", "tcp://127.0.0.1:0"], "--events"),
+        (
+            &["--node-token-file", "/nonexistent/token"],
+            "/nonexistent/token",
+        ),
+    ];
+    for (args, expected) in rows {
+        let error = config(args).expect_err("refused");
+        assert!(error.contains(expected), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn formats_are_detected_unless_said() {
+    let formats = |args: &[&str]| config(args).expect("valid").formats;
+    assert_eq!(formats(&[]), FormatChoice::default());
+    let said = formats(&["--tool-format", "mistral", "--reasoning-format", "none"]);
+    assert_eq!(said.tools, Some(ToolFormat::Mistral));
+    assert_eq!(said.reasoning, Some(None));
+    let think = formats(&["--reasoning-format", "think"]).reasoning;
+    assert_eq!(think, Some(Some(ReasoningFormat::Think)));
+    assert!(
+        config(&["--tool-format", "xml"])
+            .expect_err("refused")
+            .contains("hermes")
+    );
+    assert_eq!(
+        config(&[]).expect("valid").pooling,
+        crate::engine::Pooling::Mean
+    );
+}
+
+#[test]
+fn the_model_is_called_after_its_file() {
+    assert_eq!(config(&[]).expect("valid").model_id, "name");
+    assert_eq!(
+        config(&["--model-id", "other/x"]).expect("valid").model_id,
+        "other/x"
+    );
+}
