@@ -13,8 +13,11 @@ use lru::LruCache;
 
 use crate::constraint::Constraint;
 use crate::error::Refused;
+use crate::finish::{Finisher, Plan};
 use crate::grammar;
+use crate::lexemes::{Kind, Lexemes};
 use crate::limits;
+use crate::rules::{NEVER, Rules};
 use crate::spec::{Reasoning, Spec};
 use crate::vocabulary::Vocabulary;
 
@@ -45,8 +48,21 @@ impl Compiler {
             return Ok(Arc::clone(found));
         }
         let grammar = grammar::build(spec, reasoning, &self.vocabulary)?;
-        let compiled = Arc::new(Compiled::new(&self.vocabulary, grammar)?);
-        self.lock().put(key, Arc::clone(&compiled));
+        let entries = if spec.has_own_rules() {
+            self.vocabulary.longest()
+        } else {
+            self.vocabulary.brackets()
+        };
+        let compiled = Arc::new(Compiled::new(&self.vocabulary, grammar, entries)?);
+        let mut kept = self.lock();
+        kept.put(key, Arc::clone(&compiled));
+        let mut bytes: usize = kept.iter().map(|(key, one)| key.len() + one.bytes()).sum();
+        while bytes > limits::CACHE_BYTES_MAX {
+            let Some((key, one)) = kept.pop_lru() else {
+                break;
+            };
+            bytes = bytes.saturating_sub(key.len() + one.bytes());
+        }
         Ok(compiled)
     }
 
@@ -69,48 +85,117 @@ fn key(spec: &Spec, reasoning: Option<&Reasoning>) -> Result<String, Refused> {
 
 /// A compiled grammar.
 pub struct Compiled {
-    vocabulary: Vocabulary,
+    plan: Arc<Plan>,
     fresh: Mutex<Matcher>,
+    shortest: usize,
 }
 
 impl Compiled {
-    fn new(vocabulary: &Vocabulary, grammar: TopLevelGrammar) -> Result<Self, Refused> {
+    fn new(
+        vocabulary: &Vocabulary,
+        grammar: TopLevelGrammar,
+        entries: usize,
+    ) -> Result<Self, Refused> {
         let parser = parser(vocabulary, grammar)?;
+        let plan = Arc::new(plan(vocabulary, &parser, entries)?);
+        let shortest = Finisher::new(Arc::clone(&plan))
+            .shortest()
+            .map(<[u32]>::to_vec);
+        let Some(shortest) = shortest else {
+            return Err(Refused::new(
+                "no answer satisfies this, or even the shortest one is too long",
+            ));
+        };
         let matcher = Matcher::new(Ok(parser));
         if let Some(error) = matcher.get_error() {
-            return Err(Refused::new(error));
+            return Err(Refused::new(first_line(&error)));
+        }
+        // The texts of a client's own rules may run into each other: `A: /a+/` never ends before an
+        // `a`. Then what looks like an answer is none.
+        let mut trial = matcher.clone();
+        let whole = trial.consume_tokens(&shortest).is_ok()
+            && (trial.is_stopped() || trial.is_accepting().unwrap_or(false));
+        if !whole {
+            return Err(Refused::new(
+                "no complete answer could be found: the texts of some rules run into each other",
+            ));
         }
         Ok(Self {
-            vocabulary: vocabulary.clone(),
+            plan,
             fresh: Mutex::new(matcher),
+            shortest: shortest.len(),
         })
     }
 
-    /// Tokens of the shortest complete answer, its end token not counted.
+    /// Tokens of the shortest complete answer, its end token not counted. A budget below it cannot
+    /// be served.
     pub fn shortest_tokens(&self) -> usize {
-        1
+        self.shortest
     }
 
     /// A walk along one answer, at its beginning.
     pub fn start(self: &Arc<Self>) -> Constraint {
-        let matcher = self
-            .fresh
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        Constraint::new(self.vocabulary.clone(), matcher)
+        let fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        Constraint::new(Arc::clone(&self.plan), fresh.clone())
     }
+
+    /// Bytes of memory, roughly: the automaton is there twice, and grows while answers walk it.
+    fn bytes(&self) -> usize {
+        let lexemes = self.plan.lexemes.lock();
+        let lexemes = lexemes.unwrap_or_else(PoisonError::into_inner);
+        2 * lexemes.bytes() + self.plan.rules.rhs.len() * 64
+    }
+}
+
+/// What finishing answers needs to know of the grammar.
+fn plan(vocabulary: &Vocabulary, parser: &TokenParser, entries: usize) -> Result<Plan, Refused> {
+    let grammar = parser.parser.grammar();
+    let mut rules = Rules::new(grammar);
+    let mut lexemes = Lexemes::new(grammar, vocabulary).map_err(Refused::new)?;
+    let mut markers = Vec::new();
+    rules.weigh(
+        |lexeme| {
+            if let Kind::Marker(token) = lexemes.kind(lexeme) {
+                markers.push(token);
+            }
+            let begin = lexemes.begin(&[lexeme]);
+            let end = lexemes.end(begin, lexeme, false);
+            let cost = end.map_or(NEVER, |end| end.cost());
+            (cost, lexemes.worst(lexeme).unwrap_or(NEVER))
+        },
+        entries,
+    );
+    if lexemes.is_exhausted() {
+        return Err(Refused::new(
+            "its regular expressions take too much work; make them simpler or shorter",
+        ));
+    }
+    markers.sort_unstable();
+    markers.dedup();
+    let opened = rules.symbols.iter().map(|symbol| symbol.depth).max();
+    Ok(Plan {
+        vocabulary: vocabulary.clone(),
+        rules: Arc::new(rules),
+        lexemes: Mutex::new(lexemes),
+        opened: opened.unwrap_or(NEVER),
+        markers,
+    })
 }
 
 /// The grammar library's parser. Its errors name the cause in their first line; the rest quotes the
 /// grammar, which the client did not write.
 fn parser(vocabulary: &Vocabulary, grammar: TopLevelGrammar) -> Result<TokenParser, Refused> {
-    vocabulary
+    let mut parser = vocabulary
         .factory()
         .create_parser(grammar)
         .map_err(|error| {
-            let text = error.to_string();
-            let line = text.lines().next().unwrap_or_default();
+            let line = first_line(&error.to_string());
             Refused::new(format!("no grammar can be made of this: {line}"))
-        })
+        })?;
+    parser.start_without_prompt();
+    Ok(parser)
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
 }

@@ -32,12 +32,15 @@ pub enum BadVocabulary {
 pub struct Refused {
     /// What is wrong, and what to do about it.
     pub message: String,
+    /// Which of the offered tools is at fault, where one is known to be.
+    pub tool: Option<usize>,
 }
 
 impl Refused {
     pub(crate) fn new(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
+            tool: None,
         }
     }
 }

@@ -27,14 +27,7 @@ pub(crate) fn build(
     vocabulary: &Vocabulary,
 ) -> Result<TopLevelGrammar, Refused> {
     let mut grammars = Vec::new();
-    let answer = match spec {
-        Spec::JsonObject => json_grammar(json!({"type": "object"})),
-        Spec::JsonSchema(value) => json_grammar(schema::prepare(value, "the schema")?),
-        Spec::Regex(regex) => regex_grammar(regex)?,
-        Spec::Lark(text) => lark_grammar(text)?,
-        Spec::Choice(texts) => choice_grammar(texts)?,
-        Spec::Calls(calls) => calls_grammar(calls, vocabulary, &mut grammars)?,
-    };
+    let answer = answer(spec, vocabulary, &mut grammars)?;
     let Some(reasoning) = reasoning else {
         grammars.insert(0, answer);
         return Ok(top_level(grammars));
@@ -43,6 +36,29 @@ pub(crate) fn build(
     grammars.insert(0, named("answer", answer));
     grammars.insert(0, glue);
     Ok(top_level(grammars))
+}
+
+/// The grammar of a specification; those that it refers to go to `grammars`.
+fn answer(
+    spec: &Spec,
+    vocabulary: &Vocabulary,
+    grammars: &mut Vec<GrammarWithLexer>,
+) -> Result<GrammarWithLexer, Refused> {
+    Ok(match spec {
+        Spec::JsonObject => json_grammar(json!({"type": "object"})),
+        Spec::JsonSchema(value) => json_grammar(schema::prepare(value, "the schema")?),
+        Spec::Regex(regex) => regex_grammar(regex)?,
+        Spec::Lark(text) => lark_grammar(text)?,
+        Spec::Choice(texts) => choice_grammar(texts)?,
+        Spec::Calls(calls) => calls_grammar(calls, vocabulary, grammars)?,
+        Spec::CallsOr(calls, other) => {
+            let calls = calls_grammar(calls, vocabulary, grammars)?;
+            let other = answer(other, vocabulary, grammars)?;
+            grammars.push(named("calls", calls));
+            grammars.push(named("other", other));
+            GrammarWithLexer::from_lark("start: @calls | @other\n".to_owned())
+        }
+    })
 }
 
 fn top_level(grammars: Vec<GrammarWithLexer>) -> TopLevelGrammar {
@@ -163,7 +179,11 @@ fn calls_grammar(
             literals(&form.close_call),
         );
         options.push(format!("call{index}"));
-        let arguments = schema::arguments(&tool.parameters, &place)?;
+        let arguments = schema::arguments(&tool.parameters, &place);
+        let arguments = arguments.map_err(|refused| Refused {
+            tool: Some(index),
+            ..refused
+        })?;
         grammars.push(named(&grammar, json_grammar(arguments)));
     }
     let _ = writeln!(text, "call: {}", options.join(" | "));

@@ -14,11 +14,15 @@
 //!
 //! Pure: no IO, no clock, no threads. Bytes and a closure stand for the tokenizer.
 
+mod chart;
 mod compiler;
 mod constraint;
 mod error;
+mod finish;
 mod grammar;
+mod lexemes;
 mod limits;
+mod rules;
 mod schema;
 mod spec;
 mod vocabulary;

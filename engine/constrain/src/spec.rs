@@ -5,6 +5,7 @@ use serde_json::Value;
 
 /// The form that an answer must have.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Spec {
     /// Any JSON object.
     JsonObject,
@@ -18,6 +19,23 @@ pub enum Spec {
     Choice(Vec<String>),
     /// Calls of tools.
     Calls(Calls),
+    /// Calls of tools, or text of another form.
+    CallsOr(Calls, Box<Spec>),
+}
+
+impl Spec {
+    /// Whether the client wrote rules of its own, which may recur without a bracket.
+    pub(crate) fn has_own_rules(&self) -> bool {
+        match self {
+            Self::Lark(_) => true,
+            Self::CallsOr(_, other) => other.has_own_rules(),
+            Self::JsonObject
+            | Self::JsonSchema(_)
+            | Self::Regex(_)
+            | Self::Choice(_)
+            | Self::Calls(_) => false,
+        }
+    }
 }
 
 /// Calls of tools, and nothing else.

@@ -35,6 +35,8 @@ struct Shared {
     factory: ParserFactory,
     markers: HashMap<Vec<u8>, u32>,
     eos: Vec<u32>,
+    brackets: usize,
+    longest: usize,
 }
 
 impl Vocabulary {
@@ -57,6 +59,9 @@ impl Vocabulary {
         if let Some(id) = tokens.iter().position(|t| t.bytes.len() > TOKEN_BYTES_MAX) {
             return Err(BadVocabulary::LongToken(id));
         }
+        let texts = || tokens.iter().filter(|token| !token.control);
+        let longest = texts().map(|token| token.bytes.len()).max().unwrap_or(0);
+        let brackets = texts().map(|token| count_brackets(&token.bytes)).max();
         let mut markers = HashMap::new();
         let mut words = Vec::with_capacity(tokens.len());
         for (id, token) in (0..size).zip(tokens) {
@@ -77,6 +82,8 @@ impl Vocabulary {
             factory,
             markers,
             eos,
+            brackets: brackets.unwrap_or(0),
+            longest,
         })))
     }
 
@@ -92,6 +99,16 @@ impl Vocabulary {
 
     pub(crate) fn eos(&self) -> &[u32] {
         &self.0.eos
+    }
+
+    /// The most that one token can open of JSON's objects and arrays.
+    pub(crate) fn brackets(&self) -> usize {
+        self.0.brackets
+    }
+
+    /// Bytes of the longest token.
+    pub(crate) fn longest(&self) -> usize {
+        self.0.longest
     }
 
     pub(crate) fn trie(&self) -> &TokTrie {
@@ -110,6 +127,10 @@ impl Vocabulary {
 
 /// The trie library keeps a token's length in 16 bits, and one byte goes to the marker.
 const TOKEN_BYTES_MAX: usize = 4096;
+
+fn count_brackets(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| b"{[".contains(byte)).count()
+}
 
 fn factory(env: &TokEnv) -> Result<ParserFactory, impl std::fmt::Display> {
     let able = InferenceCapabilities {
