@@ -19,6 +19,8 @@ pub enum Ending {
     Stop,
     /// `max_tokens` or the context ended it.
     Length,
+    /// The request did not end by its deadline.
+    TimedOut,
     /// The client went away.
     Cancelled,
     /// The node failed.
@@ -31,6 +33,7 @@ impl Ending {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
+            Self::TimedOut => "timeout",
             Self::Cancelled => "abort",
             Self::Failed => "error",
         }
@@ -50,6 +53,14 @@ pub struct Metrics {
     pub kv_blocks_held: IntGauge,
     /// Blocks that can be found by hash, used or idle.
     pub kv_blocks_published: IntGauge,
+    /// Of those, blocks of prefilled prompts that wait to be fetched.
+    pub kv_blocks_pinned: IntGauge,
+    /// Tickets of such prompts.
+    pub tickets: IntGauge,
+    /// Tickets whose deadline passed.
+    pub tickets_expired: IntCounter,
+    /// Tickets broken before their deadline, for want of blocks.
+    pub tickets_broken: IntCounter,
     /// Open client connections.
     pub connections: IntGauge,
     /// Prompt tokens of all requests that joined, cached ones included.
@@ -62,6 +73,8 @@ pub struct Metrics {
     pub prefix_hits: IntCounter,
     /// Sequences that gave their blocks back to older ones.
     pub preemptions: IntCounter,
+    /// Tokens of answers that a grammar forced, taken without sampling.
+    pub forced_tokens: IntCounter,
     /// Tokens computed by forward passes, of prompts and answers.
     pub computed_tokens: IntCounter,
     /// Seconds from arrival to the first token.
@@ -132,6 +145,7 @@ impl Builder<'_> {
         for ending in [
             Ending::Stop,
             Ending::Length,
+            Ending::TimedOut,
             Ending::Cancelled,
             Ending::Failed,
         ] {
@@ -178,6 +192,19 @@ impl Metrics {
                 "homing:kv_blocks_published",
                 "KV blocks that can be found by hash.",
             ),
+            kv_blocks_pinned: b.gauge(
+                "homing:kv_blocks_pinned",
+                "KV blocks of prefilled prompts that wait to be fetched.",
+            ),
+            tickets: b.gauge("homing:kv_tickets", "Prefilled prompts that wait to be fetched."),
+            tickets_expired: b.counter(
+                "homing:kv_tickets_expired_total",
+                "Prefilled prompts that nobody fetched in time.",
+            ),
+            tickets_broken: b.counter(
+                "homing:kv_tickets_broken_total",
+                "Prefilled prompts given up early for want of KV blocks.",
+            ),
             connections: b.gauge("homing:connections", "Open client connections."),
             prompt_tokens: b.counter("vllm:prompt_tokens_total", "Prompt tokens, cached or not."),
             generation_tokens: b.counter("vllm:generation_tokens_total", "Tokens sampled."),
@@ -192,6 +219,10 @@ impl Metrics {
             preemptions: b.counter(
                 "vllm:num_preemptions_total",
                 "Sequences that gave their blocks back.",
+            ),
+            forced_tokens: b.counter(
+                "homing:forced_tokens_total",
+                "Tokens that a grammar forced.",
             ),
             computed_tokens: b.counter(
                 "homing:computed_tokens_total",

@@ -5,16 +5,20 @@
 //! for all of it, so the step loop never waits for a reader. Dropping a [`Ticket`] is all it takes
 //! to cancel: its flag is read at the start of the next step.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use cache_index::block::BLOCK_TOKENS;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::job::{HeldInfo, Job, Output, TicketId};
+pub use super::queue::Load;
+use super::queue::{Queue, QueuePlace};
 use crate::error::{ApiError, Kind};
 use crate::events::Numbered;
+use crate::scheduler::turns::Share;
 
 /// A submitted request. Dropping it cancels the request if it still runs.
 #[derive(Debug)]
@@ -61,26 +65,18 @@ pub(super) enum Command {
 /// A job with its way back.
 pub(super) struct Submission {
     pub(super) job: Job,
+    pub(super) share: Share,
     pub(super) outputs: mpsc::Sender<Output>,
     pub(super) cancelled: Arc<AtomicBool>,
     pub(super) arrived: Instant,
     pub(super) place: QueuePlace,
 }
 
-/// A place in the bounded queue; given back when the request joins the batch.
-#[derive(Debug)]
-pub(super) struct QueuePlace(Arc<Shared>);
-
-impl Drop for QueuePlace {
-    fn drop(&mut self) {
-        self.0.queued.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct Shared {
-    queue_max: usize,
-    queued: AtomicUsize,
+    queue: Arc<Queue>,
+    /// What one request can have at most.
+    tokens_max: usize,
     active: watch::Sender<usize>,
     draining: AtomicBool,
     /// Set once the engine's thread has ended.
@@ -103,11 +99,11 @@ impl std::fmt::Debug for Handle {
 }
 
 impl Handle {
-    pub(super) fn new(commands: SyncSender<Command>, queue_max: usize) -> Self {
+    pub(super) fn new(commands: SyncSender<Command>, queue_max: usize, kv_blocks: usize) -> Self {
         let (active, _) = watch::channel(0);
         let shared = Shared {
-            queue_max,
-            queued: AtomicUsize::new(0),
+            queue: Queue::new(queue_max),
+            tokens_max: kv_blocks * BLOCK_TOKENS,
             active,
             draining: AtomicBool::new(false),
             ended: OnceLock::new(),
@@ -123,15 +119,17 @@ impl Handle {
     }
 
     /// Queues a request, or says why not.
-    pub fn submit(&self, job: Job) -> Result<Ticket, ApiError> {
+    pub fn submit(&self, mut job: Job) -> Result<Ticket, ApiError> {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(draining());
         }
-        let place = self.take_place()?;
+        self.bound(&mut job)?;
+        let place = self.shared.queue.take_place(job.scope.salt.as_deref())?;
         // Room for every token and the three other outputs: the engine never waits for a reader.
         let (sender, outputs) = mpsc::channel(job.output_max + 3);
         let cancelled = Arc::new(AtomicBool::new(false));
         let submission = Submission {
+            share: place.share,
             job,
             outputs: sender,
             cancelled: Arc::clone(&cancelled),
@@ -143,7 +141,7 @@ impl Handle {
             .try_send(Command::Submit(Box::new(submission)))
         {
             Ok(()) => {}
-            Err(TrySendError::Full(_)) => return Err(self.queue_full()),
+            Err(TrySendError::Full(_)) => return Err(self.shared.queue.full(&self.load())),
             Err(TrySendError::Disconnected(_)) => return Err(ended()),
         }
         self.shared.active.send_modify(|active| *active += 1);
@@ -187,7 +185,7 @@ impl Handle {
 
     /// Requests that may wait.
     pub fn queue_max(&self) -> usize {
-        self.shared.queue_max
+        self.shared.queue.most
     }
 
     /// Refuses new requests from now on.
@@ -219,22 +217,34 @@ impl Handle {
         let _ = commands.send(Command::Stop);
     }
 
-    fn take_place(&self) -> Result<QueuePlace, ApiError> {
-        let before = self.shared.queued.fetch_add(1, Ordering::AcqRel);
-        let place = QueuePlace(Arc::clone(&self.shared));
-        if before >= self.shared.queue_max {
-            Err(self.queue_full())
-        } else {
-            Ok(place)
-        }
+    /// How busy the queue is; `Load::retry_after_s` is what a refused client should be told.
+    pub fn load(&self) -> Load {
+        self.shared.queue.load()
     }
 
-    fn queue_full(&self) -> ApiError {
-        let message = format!(
-            "This node's queue is full ({} requests wait). Try again shortly.",
-            self.shared.queue_max
-        );
-        ApiError::new(Kind::Overloaded, "queue_full", message)
+    /// Refuses a prompt that no pool state could ever hold, and bounds the answer by what is left:
+    /// the engine relies on every sequence fitting alone.
+    fn bound(&self, job: &mut Job) -> Result<(), ApiError> {
+        let most = self.shared.tokens_max;
+        let room = most.saturating_sub(job.prompt.len());
+        if job.prompt.is_empty() || room == 0 {
+            let message = format!(
+                "The prompt has {} tokens; this node's KV pool holds {most}, of which the answer \
+                 needs some.",
+                job.prompt.len()
+            );
+            let error = ApiError::new(Kind::Invalid, "context_length_exceeded", message);
+            return Err(error.with_param("prompt"));
+        }
+        job.output_max = job.output_max.clamp(1, room);
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// Notes that a request joined the batch.
+    pub(super) fn joined(&self) {
+        self.queue.joined(Instant::now());
     }
 }
 

@@ -33,7 +33,8 @@ pub struct Job {
     pub stop_tokens: Vec<u32>,
     /// The grammar that holds the answer to a form.
     pub constraint: Option<Constraint>,
-    /// Lower goes first, 0 is ordinary, as vLLM has it.
+    /// Lower goes first, 0 is ordinary, as vLLM has it. It orders the requests of one cache salt
+    /// among themselves.
     pub priority: i32,
     /// When the whole request is given up, whether it waits or runs.
     pub deadline: Option<Instant>,
@@ -79,6 +80,17 @@ impl Job {
     }
 }
 
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job")
+            .field("request_id", &self.request_id)
+            .field("prompt_tokens", &self.prompt.len())
+            .field("output_max", &self.output_max)
+            .field("work", &self.work)
+            .finish_non_exhaustive()
+    }
+}
+
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
@@ -86,9 +98,9 @@ pub enum Work {
     Generate,
     /// One vector for the prompt.
     Embed(Pooling),
-    /// Only the prompt's KV: its blocks stay pinned for so long, under a ticket.
+    /// Only the prompt's KV: its full blocks stay pinned for so long, under a ticket.
     PrefillOnly {
-        /// How long.
+        /// How long; at most [`super::HOLD_MAX`].
         hold: Duration,
     },
 }

@@ -1,55 +1,85 @@
 //! What happens in one step?
 //!
-//! `step()`: drop the cancelled → admit the waiting → plan → find blocks → forward → sample →
-//! settle → publish events. It runs on a thread of its own, which owns model, pool and sequences;
-//! nothing else touches them, so nothing here is locked. While there is nothing to do the thread
-//! sleeps on its command channel.
+//! `step()`: drop the cancelled and the late → schedule (who runs, and a block for every token) →
+//! forward → settle (sample, append, publish blocks, tell the client) → publish events. It runs on
+//! a thread of its own, which owns model, pool and sequences; nothing else touches them, so nothing
+//! here is locked. While there is nothing to do the thread sleeps on its command channel, at most
+//! until the next pinned prompt is due.
 //!
 //! A forward pass that fails or panics ends the requests that were in it, and no others: their
 //! blocks go back, the loop goes on.
 
+mod answer;
+mod follow;
 mod handle;
 mod job;
+mod pins;
+mod queue;
+mod schedule;
 mod sequence;
+mod settle;
 mod step;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
-pub use handle::{Handle, Ticket};
+use cache_index::block::BLOCK_TOKENS;
+
+pub use handle::{Handle, Load, Ticket};
 pub use job::{Held, HeldInfo, Job, Output, Pooling, Produced, TicketId, Usage, Work};
+pub use pins::HOLD_MAX;
 
 use crate::events::EventLog;
 use crate::kv::pool::Pool;
 use crate::metrics::Metrics;
-use crate::model::{ForwardError, SeqInput};
+use crate::model::{ForwardError, Pass, PassOutput};
 use crate::sample::Sampler;
-use handle::{Command, Submission};
+use crate::scheduler::join::Overtaken;
+use crate::scheduler::pace::Pace;
+use crate::scheduler::turns::Turns;
+use handle::{Command, Shared, Submission};
+use pins::Pins;
 use sequence::Sequence;
 
-/// Runs a batch; a closure over the model, so that tests can break it.
+/// Runs a pass; a closure over the ranks, so that tests can break it.
 pub type Forward =
-    Box<dyn FnMut(&[SeqInput<'_>], &mut Vec<f32>) -> Result<(), ForwardError> + Send>;
+    Box<dyn FnMut(&Pass<'_>, &mut PassOutput) -> Result<(), ForwardError> + Send>;
 
-/// The bytes of a token.
-pub type TokenBytes = Box<dyn Fn(u32) -> Vec<u8> + Send>;
+/// The bytes of a token, shown one way or the other.
+pub type TokenBytes = Box<dyn Fn(u32, Show) -> Vec<u8> + Send>;
+
+/// Guesses what may follow these tokens; sampling verifies every guess.
+pub type Drafter = Box<dyn FnMut(&[u32]) -> Vec<u32> + Send>;
+
+/// Whether control tokens are text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Show {
+    /// They are not.
+    Text,
+    /// They are, by their names: a parser of tool calls looks for them.
+    Markers,
+}
 
 /// Commands that wait for the engine's thread; beyond the queue's bound there are only wake-ups.
 const COMMANDS_MAX: usize = 4096;
 
 /// What an engine is made of.
 pub struct Parts {
-    /// Runs a batch.
+    /// Runs a pass.
     pub forward: Forward,
     /// The bytes of a token.
     pub token_bytes: TokenBytes,
     /// Entries in a row of logits.
     pub vocab: usize,
+    /// Layers of the model.
+    pub layers: usize,
+    /// Guesses tokens, if anything does.
+    pub drafter: Option<Drafter>,
     /// Blocks in the pool.
     pub kv_blocks: u32,
-    /// Tokens in one step, see [`crate::scheduler::plan`].
+    /// Tokens in one step at most, see [`crate::scheduler::pace`].
     pub step_tokens: usize,
     /// Requests that may wait.
     pub queue_max: usize,
@@ -62,9 +92,9 @@ pub struct Parts {
 /// Starts the engine's thread.
 pub fn start(parts: Parts) -> std::io::Result<(Handle, JoinHandle<()>)> {
     let (sender, commands) = sync_channel(COMMANDS_MAX);
-    let handle = Handle::new(sender, parts.queue_max);
+    let handle = Handle::new(sender, parts.queue_max, parts.kv_blocks as usize);
     let shared = handle.shared();
-    let mut engine = Engine::new(parts);
+    let mut engine = Engine::new(parts, handle.shared());
     let run = move || {
         // Set on a panic too: whoever watches must see that the thread is gone.
         let _ended = scopeguard(move || {
@@ -93,13 +123,20 @@ fn scopeguard(run: impl FnOnce()) -> impl Drop {
 
 struct Engine {
     parts: Parts,
+    shared: Arc<Shared>,
     pool: Pool,
+    pins: Pins,
     sampler: Sampler,
-    logits: Vec<f32>,
-    /// In order of arrival; preempted sequences stand in front.
-    waiting: VecDeque<Sequence>,
-    /// In order of joining: the last one is the first to be preempted.
+    pace: Pace,
+    turns: Turns,
+    overtaken: Overtaken,
+    output: PassOutput,
+    /// Preempted sequences are among them; who is next is for `scheduler::turns` to say.
+    waiting: Vec<Sequence>,
     running: Vec<Sequence>,
+    arrivals: u64,
+    /// Whether this step took blocks from a running sequence.
+    preempted: bool,
 }
 
 /// What the commands asked for.
@@ -110,15 +147,21 @@ enum Next {
 }
 
 impl Engine {
-    fn new(parts: Parts) -> Self {
-        let pool = Pool::new(parts.kv_blocks);
+    fn new(parts: Parts, shared: Arc<Shared>) -> Self {
         Self {
-            parts,
-            pool,
+            shared,
+            pool: Pool::new(parts.kv_blocks),
+            pins: Pins::default(),
             sampler: Sampler::default(),
-            logits: Vec::new(),
-            waiting: VecDeque::new(),
+            pace: Pace::new(parts.step_tokens),
+            turns: Turns::default(),
+            overtaken: Overtaken::default(),
+            output: PassOutput::default(),
+            waiting: Vec::new(),
             running: Vec::new(),
+            arrivals: 0,
+            preempted: false,
+            parts,
         }
     }
 
@@ -131,11 +174,15 @@ impl Engine {
     /// Takes every command there is; waits for one if there is nothing to do.
     fn take_commands(&mut self, commands: &Receiver<Command>) -> Next {
         if self.waiting.is_empty() && self.running.is_empty() {
-            let Ok(command) = commands.recv() else {
-                return Next::Stop;
-            };
-            if self.take(command) == Next::Stop {
-                return Next::Stop;
+            match self.wait(commands) {
+                Ok(command) => {
+                    if self.take(command) == Next::Stop {
+                        return Next::Stop;
+                    }
+                }
+                // A ticket is due: the step gives its blocks back.
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Next::Stop,
             }
         }
         loop {
@@ -150,6 +197,15 @@ impl Engine {
         }
     }
 
+    fn wait(&self, commands: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
+        match self.pins.next_deadline() {
+            None => commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(deadline) => {
+                commands.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            }
+        }
+    }
+
     fn take(&mut self, command: Command) -> Next {
         match command {
             Command::Submit(submission) => self.submit(*submission),
@@ -158,9 +214,10 @@ impl Engine {
                 let snapshot = log.and_then(|log| log.snapshot(&self.pool.snapshot()));
                 let _ = answer.send(snapshot);
             }
-            // Nothing is pinned yet.
-            Command::Release(_ticket, answer) => drop(answer.send(false)),
-            Command::Held(_ticket, answer) => drop(answer.send(None)),
+            Command::Release(ticket, answer) => {
+                let _ = answer.send(self.pins.release(ticket, &mut self.pool));
+            }
+            Command::Held(ticket, answer) => drop(answer.send(self.pins.info(ticket))),
             Command::Wake => {}
             Command::Stop => return Next::Stop,
         }
@@ -168,7 +225,8 @@ impl Engine {
     }
 
     fn submit(&mut self, submission: Submission) {
-        self.waiting.push_back(Sequence::new(submission));
+        self.waiting.push(Sequence::new(submission, self.arrivals));
+        self.arrivals += 1;
     }
 }
 

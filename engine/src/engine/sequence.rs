@@ -3,78 +3,90 @@
 //! States: waiting (no block table), running (with one), ended (gone from the engine). A preempted
 //! sequence is simply waiting again: its tokens are kept, its computed part starts over from what
 //! the pool still holds.
+//!
+//! Drafts are tokens at the end that nobody has verified: they are computed with the rest, and kept
+//! only as far as sampling agrees with them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use tokio::sync::mpsc;
+use cache_index::block::{BlockHash, creditable_blocks, hash_chain};
 
-use super::handle::{QueuePlace, Submission};
-use super::job::{Job, Output, Usage};
+use super::answer::{Answer, Voice};
+use super::handle::Submission;
+use super::job::{Held, Job, Output, Pooling, Usage, Work};
+use super::queue::QueuePlace;
 use crate::error::ApiError;
 use crate::kv::table::BlockTable;
 use crate::metrics::{Ending, Metrics};
-use crate::output::TextStream;
-use crate::sample::Counts;
+use crate::sample::{Counts, TokenLogprobs};
 use crate::scheduler::Progress;
+use crate::scheduler::join::Needs;
+use crate::scheduler::turns::{Contender, Share};
+use crate::scheduler::victim::Standing;
 
 /// One request inside the engine.
 pub(super) struct Sequence {
     pub(super) job: Job,
-    /// Prompt and answer so far.
+    /// Its number in order of arrival.
+    pub(super) arrival: u64,
+    share: Share,
+    /// Prompt, answer so far, and drafts.
     pub(super) tokens: Vec<u32>,
+    drafted: usize,
     /// Tokens whose KV is in the table.
     pub(super) computed: usize,
     /// Set while it runs.
     pub(super) table: Option<BlockTable>,
-    /// Prompt tokens served from cache when it first joined; later rejoins change no bill.
-    cached_tokens: Option<usize>,
+    /// Hashes of the leading blocks that it may take from the cache, or computes.
+    pub(super) chain: Vec<BlockHash>,
+    /// Tokens that it had from the cache when it joined, or found there when it last looked.
+    pub(super) found: usize,
+    /// Sums of hidden states, of an embedding.
+    pub(super) pooled: Vec<f32>,
     /// What penalties look at.
     pub(super) counts: Counts,
-    text: TextStream,
-    outputs: mpsc::Sender<Output>,
+    pub(super) answer: Answer,
+    /// Prompt tokens served from cache when it first joined; later rejoins change no bill.
+    cached_tokens: Option<usize>,
     cancelled: Arc<AtomicBool>,
     /// Given back when it first joins.
     place: Option<QueuePlace>,
-    arrived: Instant,
-    last_token: Option<Instant>,
-    first_token_s: Option<f64>,
-}
-
-/// Whether a sequence goes on after a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum After {
-    /// More is to come.
-    GoesOn,
-    /// The answer is complete.
-    Ended(Ending),
 }
 
 impl Sequence {
-    pub(super) fn new(submission: Submission) -> Self {
+    pub(super) fn new(submission: Submission, arrival: u64) -> Self {
         let Submission {
             mut job,
+            share,
             outputs,
             cancelled,
             arrived,
             place,
         } = submission;
-        let text = TextStream::new(std::mem::take(&mut job.stops));
+        let answer = Answer::new(std::mem::take(&mut job.stops), outputs, arrived);
+        let mut chain = std::mem::take(&mut job.chain);
+        if job.work == Work::Embed(Pooling::Mean) {
+            // Of cached tokens the hidden states are not known any more.
+            chain.clear();
+        }
         Self {
+            arrival,
+            share,
             tokens: job.prompt.clone(),
+            drafted: 0,
             counts: Counts::new(&job.sampling, &job.prompt),
             job,
             computed: 0,
             table: None,
+            chain,
+            found: 0,
+            pooled: Vec::new(),
+            answer,
             cached_tokens: None,
-            text,
-            outputs,
             cancelled,
             place: Some(place),
-            arrived,
-            last_token: None,
-            first_token_s: None,
         }
     }
 
@@ -82,79 +94,161 @@ impl Sequence {
         Progress {
             known: self.tokens.len(),
             computed: self.computed,
+            answering: self.output_tokens() > 0,
         }
     }
 
+    pub(super) fn standing(&self) -> Standing {
+        Standing {
+            share: self.share,
+            priority: self.job.priority,
+            arrival: self.arrival,
+        }
+    }
+
+    /// How it contends for prefill; `left` tokens are still without a place in this step.
+    pub(super) fn contender(&self, left: usize) -> Contender {
+        Contender {
+            share: self.share,
+            priority: self.job.priority,
+            arrival: self.arrival,
+            left,
+            answering: self.output_tokens() > 0,
+        }
+    }
+
+    /// What it needs of the pool, which holds `held` of its leading blocks, `idle` of them unused.
+    pub(super) fn needs(&self, held: usize, idle: usize) -> Needs {
+        Needs {
+            known: self.tokens.len(),
+            output_left: self.output_left(),
+            held,
+            idle,
+        }
+    }
+
+    /// Blocks that are promised to it and that it has not taken.
+    pub(super) fn outstanding(&self) -> usize {
+        let has = self.table.as_ref().map_or(0, |table| table.blocks().len());
+        self.needs(0, 0).promised().saturating_sub(has)
+    }
+
+    /// Full blocks of its prompt that will stay pinned when it ends.
+    pub(super) fn pins(&self) -> usize {
+        match self.job.work {
+            Work::PrefillOnly { .. } => self.job.prompt.len() / cache_index::block::BLOCK_TOKENS,
+            Work::Generate | Work::Embed(_) => 0,
+        }
+    }
+
+    /// Tokens of the answer; drafts are none.
     pub(super) fn output_tokens(&self) -> usize {
-        self.tokens.len() - self.job.prompt.len()
+        self.tokens.len() - self.drafted - self.job.prompt.len()
     }
 
     pub(super) fn output_left(&self) -> usize {
-        self.job.output_max - self.output_tokens()
+        match self.job.work {
+            Work::Generate => self.job.output_max.saturating_sub(self.output_tokens()),
+            Work::Embed(_) | Work::PrefillOnly { .. } => 0,
+        }
+    }
+
+    /// Rows of logits that it needs from a chunk that reaches its end.
+    pub(super) fn rows(&self) -> usize {
+        match self.job.work {
+            Work::Generate => self.drafted + 1,
+            Work::Embed(_) | Work::PrefillOnly { .. } => 0,
+        }
+    }
+
+    /// Appends drafts, as far as the answer has room for them and one more.
+    pub(super) fn add_drafts(&mut self, drafts: &[u32]) {
+        let most = self.output_left().saturating_sub(1);
+        let drafts = &drafts[..drafts.len().min(most)];
+        self.tokens.extend_from_slice(drafts);
+        self.drafted += drafts.len();
+    }
+
+    /// Takes the drafts off its end.
+    pub(super) fn take_drafts(&mut self) -> Vec<u32> {
+        let verified = self.tokens.len() - std::mem::take(&mut self.drafted);
+        self.tokens.split_off(verified)
     }
 
     /// The client dropped its ticket.
     pub(super) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Acquire) || self.outputs.is_closed()
+        self.cancelled.load(Ordering::Acquire) || self.answer.is_closed()
     }
 
-    /// Notes that it joined the batch with a table whose first `cached` tokens are computed.
-    pub(super) fn join(&mut self, table: BlockTable, metrics: &Metrics) {
+    pub(super) fn is_late(&self, now: Instant) -> bool {
+        self.job.deadline.is_some_and(|deadline| deadline <= now)
+    }
+
+    /// Whether it still has its place in the queue, which it gives back when it joins.
+    pub(super) fn has_place(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// Notes that it joined the batch with a table whose leading tokens are computed. True the
+    /// first time.
+    pub(super) fn join(&mut self, table: BlockTable, metrics: &Metrics) -> bool {
         self.computed = table.published_tokens();
+        self.found = self.computed;
         self.table = Some(table);
         self.place = None;
-        if self.cached_tokens.is_none() {
+        self.pooled.clear();
+        let first = self.cached_tokens.is_none();
+        if first {
             let cached_tokens = self.computed;
             self.cached_tokens = Some(cached_tokens);
             metrics.prompt_tokens.inc_by(self.job.prompt.len() as u64);
             metrics.prefix_queries.inc_by(self.job.prompt.len() as u64);
             metrics.prefix_hits.inc_by(cached_tokens as u64);
-            self.send(Output::Joined { cached_tokens });
+            self.answer.send(Output::Joined { cached_tokens });
         }
+        first
     }
 
-    /// Adds the next token and tells the client.
-    pub(super) fn push(&mut self, token: u32, bytes: &[u8], metrics: &Metrics) -> After {
+    /// Goes back to waiting; the caller gives the table back.
+    pub(super) fn leave(&mut self) -> Option<BlockTable> {
+        self.take_drafts();
+        if self.output_tokens() > 0 && self.job.work == Work::Generate {
+            self.chain = hash_chain(&self.job.scope.namespace, &self.tokens);
+            self.chain.truncate(creditable_blocks(self.tokens.len()));
+        }
+        self.computed = 0;
+        self.table.take()
+    }
+
+    /// Appends a token, and nothing that follows from it. Some if the answer ends with it.
+    pub(super) fn push(
+        &mut self,
+        token: u32,
+        logprobs: Option<TokenLogprobs>,
+        voice: &Voice<'_>,
+    ) -> Option<Ending> {
         self.tokens.push(token);
         self.counts.push(token);
-        self.clock_token(metrics);
-        let output_tokens = self.output_tokens();
-        let stop_token = self.job.stop_tokens.contains(&token);
-        let visible = if stop_token {
-            Default::default()
-        } else {
-            self.text.push(bytes)
-        };
-        let ending = if stop_token || visible.stopped {
-            Some(Ending::Stop)
-        } else {
-            (output_tokens >= self.job.output_max).then_some(Ending::Length)
-        };
-        let mut text = visible.text;
-        let Some(ending) = ending else {
-            self.send(Output::Text {
-                text,
-                tokens: Vec::new(),
-                output_tokens,
-            });
-            return After::GoesOn;
-        };
-        if !visible.stopped {
-            text += &self.text.finish();
-        }
-        self.send(Output::Done {
-            text,
-            tokens: Vec::new(),
-            ending,
-            usage: self.usage(),
-            held: None,
-        });
-        After::Ended(ending)
+        let number = self.output_tokens();
+        self.answer
+            .push((token, number), logprobs, &self.job, voice)
     }
 
-    /// Tells the client that the node failed.
-    pub(super) fn fail(&mut self, error: ApiError) {
-        self.send(Output::Failed(error));
+    /// Tells the client what is new.
+    pub(super) fn flush(&mut self, metrics: &Metrics) {
+        let output_tokens = self.output_tokens();
+        self.answer.flush(output_tokens, metrics);
+    }
+
+    /// Tells the client the end.
+    pub(super) fn done(&mut self, ending: Ending, held: Option<Held>, metrics: &Metrics) {
+        let usage = self.usage();
+        self.answer.done(ending, usage, held, metrics);
+    }
+
+    /// Tells the client that it went wrong.
+    pub(super) fn fail(&self, error: ApiError) {
+        self.answer.send(Output::Failed(error));
     }
 
     /// The line in the log, once it has ended.
@@ -166,39 +260,17 @@ impl Sequence {
             prompt_tokens = usage.prompt_tokens,
             cached_tokens = usage.cached_tokens,
             output_tokens = usage.output_tokens,
-            first_token_s = self.first_token_s,
-            total_s = self.arrived.elapsed().as_secs_f64(),
+            first_token_s = self.answer.first_token_s,
+            total_s = self.answer.seconds(),
             "request ended"
         );
     }
 
-    fn usage(&self) -> Usage {
+    pub(super) fn usage(&self) -> Usage {
         Usage {
             prompt_tokens: self.job.prompt.len(),
             cached_tokens: self.cached_tokens.unwrap_or(0),
             output_tokens: self.output_tokens(),
         }
-    }
-
-    fn clock_token(&mut self, metrics: &Metrics) {
-        metrics.generation_tokens.inc();
-        let now = Instant::now();
-        match self.last_token {
-            None => {
-                let seconds = (now - self.arrived).as_secs_f64();
-                self.first_token_s = Some(seconds);
-                metrics.time_to_first_token.observe(seconds);
-            }
-            Some(before) => metrics
-                .inter_token_latency
-                .observe((now - before).as_secs_f64()),
-        }
-        self.last_token = Some(now);
-    }
-
-    fn send(&self, output: Output) {
-        // Full cannot be: the channel has room for the whole answer. Closed is a cancellation,
-        // and is seen as one at the start of the next step.
-        let _ = self.outputs.try_send(output);
     }
 }

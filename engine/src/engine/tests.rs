@@ -15,7 +15,7 @@ use super::{Forward, Handle, Job, Output, Parts, Ticket, Usage, start};
 use crate::error::Kind;
 use crate::kv::table::Scope;
 use crate::metrics::{Ending, Metrics};
-use crate::model::{ForwardError, SeqInput};
+use crate::model::{ForwardError, Pass, PassOutput};
 
 const VOCAB: usize = 64;
 /// Prompts with these tokens break the forward pass.
@@ -66,10 +66,10 @@ impl Gate {
 
 fn forward(blocks: usize, gate: Arc<Gate>) -> Forward {
     let mut memory = vec![[None; BLOCK_TOKENS]; blocks];
-    Box::new(move |batch: &[SeqInput<'_>], logits: &mut Vec<f32>| {
+    Box::new(move |pass: &Pass<'_>, output: &mut PassOutput| {
         gate.pass();
-        logits.clear();
-        for sequence in batch {
+        output.logits.clear();
+        for sequence in pass.batch {
             let end = sequence.start + sequence.tokens.len();
             assert!(
                 sequence.blocks.len() * BLOCK_TOKENS >= end,
@@ -83,19 +83,18 @@ fn forward(blocks: usize, gate: Arc<Gate>) -> Forward {
                 let block = sequence.blocks[position / BLOCK_TOKENS].0 as usize;
                 memory[block][position % BLOCK_TOKENS] = Some(*token);
             }
-            if sequence.logits_last == 0 {
-                continue;
-            }
-            let read = (0..end).map(|position| {
+            let read = |position: usize| {
                 let block = sequence.blocks[position / BLOCK_TOKENS].0 as usize;
                 memory[block][position % BLOCK_TOKENS].expect("a position that was computed")
-            });
-            let mut row = [0.0; VOCAB];
-            row[next_token(read) as usize] = 1.0;
-            if sequence.tokens.contains(&NOT_A_NUMBER) {
-                row[5] = f32::NAN;
+            };
+            for end in end - sequence.logits_last + 1..=end {
+                let mut row = [0.0; VOCAB];
+                row[next_token((0..end).map(read)) as usize] = 1.0;
+                if (0..end).any(|position| read(position) == NOT_A_NUMBER) {
+                    row[5] = f32::NAN;
+                }
+                output.logits.extend(row);
             }
-            logits.extend(row);
         }
         Ok(())
     })
@@ -115,8 +114,10 @@ impl Bench {
         let gate = Arc::new(Gate::default());
         let parts = Parts {
             forward: forward(kv_blocks as usize, Arc::clone(&gate)),
-            token_bytes: Box::new(|id| format!("{id} ").into_bytes()),
+            token_bytes: Box::new(|id, _| format!("{id} ").into_bytes()),
             vocab: VOCAB,
+            layers: 2,
+            drafter: None,
             kv_blocks,
             step_tokens,
             queue_max,
@@ -191,7 +192,12 @@ fn job(prompt: &[u32], output_max: usize, salt: Option<&str>) -> Job {
     let namespace = Namespace::new("m", None, salt);
     let chain = hash_chain(&namespace, prompt);
     let salt = salt.map(Arc::from);
-    Job::generate(prompt.to_vec(), chain, Scope { namespace, salt }, output_max)
+    Job::generate(
+        prompt.to_vec(),
+        chain,
+        Scope { namespace, salt },
+        output_max,
+    )
 }
 
 struct Random(u64);

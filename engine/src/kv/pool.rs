@@ -161,6 +161,14 @@ impl Pool {
         }
     }
 
+    /// Evicts a block if it is an idle leaf; otherwise it stays.
+    pub fn withdraw(&mut self, block: BlockId) {
+        if let Some(hash) = self.prefix.withdraw(block) {
+            self.changes.push(Change::Removed(hash));
+            self.free_private(block);
+        }
+    }
+
     /// What changed since the last call.
     pub fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)

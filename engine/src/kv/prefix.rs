@@ -130,6 +130,18 @@ impl PrefixIndex {
     /// Forgets the least recently used idle leaf and returns it.
     pub fn evict(&mut self) -> Option<(BlockId, BlockHash)> {
         let (_, block) = self.idle_leaves.pop_first()?;
+        Some((block, self.forget(block)))
+    }
+
+    /// Forgets this block, if it is an idle leaf.
+    pub fn withdraw(&mut self, block: BlockId) -> Option<BlockHash> {
+        let idle_since = self.entries.get(block.0 as usize)?.as_ref()?.idle_since?;
+        let leaf = self.idle_leaves.remove(&(idle_since, block));
+        leaf.then(|| self.forget(block))
+    }
+
+    /// Forgets an idle leaf that is off the list of leaves already.
+    fn forget(&mut self, block: BlockId) -> BlockHash {
         let entry = self.entries[block.0 as usize].take();
         let entry = entry.expect("an idle leaf is published");
         self.idle -= 1;
@@ -142,7 +154,7 @@ impl PrefixIndex {
                 self.idle_leaves.insert((tick, parent));
             }
         }
-        Some((block, entry.content.hash))
+        entry.content.hash
     }
 
     /// Every held chain as runs of consecutive blocks, a parent before its children.

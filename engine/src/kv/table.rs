@@ -95,6 +95,36 @@ impl BlockTable {
         }
     }
 
+    /// Rolls back to the first `tokens` tokens: blocks past them are given back. What follows in the
+    /// last kept block is overwritten when the sequence goes on. Published blocks cannot be rolled
+    /// back: others may use them, so nothing is published before it is certain.
+    pub fn truncate(&mut self, pool: &mut Pool, tokens: usize) {
+        assert!(
+            tokens >= self.published_tokens(),
+            "rolled back to {tokens} tokens of {} published",
+            self.published_tokens()
+        );
+        let keep = tokens.div_ceil(BLOCK_TOKENS);
+        if keep < self.blocks.len() {
+            pool.release(&self.blocks.split_off(keep));
+        }
+    }
+
+    /// Hashes of the published leading blocks.
+    pub fn hashes(&self) -> &[BlockHash] {
+        &self.hashes
+    }
+
+    /// Gives every block back, and makes those from `first` on unfindable, as far as nobody else
+    /// uses them: what a broken pass computed is not served to anybody.
+    pub fn withdraw(self, pool: &mut Pool, first: usize) {
+        pool.release(&self.blocks);
+        let published = &self.blocks[..self.hashes.len()];
+        for block in published.iter().skip(first).rev() {
+            pool.withdraw(*block);
+        }
+    }
+
     /// Gives every block back to the pool.
     pub fn release(self, pool: &mut Pool) {
         pool.release(&self.blocks);

@@ -22,7 +22,7 @@ use serde_json::json;
 use tokio::sync::oneshot;
 
 use crate::cli::Config;
-use crate::engine::{self, Handle, Parts};
+use crate::engine::{self, Handle, Parts, Show};
 use crate::events::EventLog;
 use crate::metrics::Metrics;
 use crate::model::{GgufFile, Model, ModelOptions};
@@ -158,12 +158,21 @@ fn parts(
     metrics: Arc<Metrics>,
     events: Option<Arc<EventLog>>,
 ) -> Parts {
-    let vocab = model.shape().vocab;
+    let (vocab, layers) = (model.shape().vocab, model.shape().layers);
     let tokenizer = Arc::clone(prompts);
     Parts {
-        forward: Box::new(move |batch, logits| model.forward(batch, logits)),
-        token_bytes: Box::new(move |id| tokenizer.tokenizer().token_bytes(id).to_vec()),
+        forward: Box::new(move |pass, output| model.run(pass, output)),
+        token_bytes: Box::new(move |id, show| match show {
+            Show::Text => tokenizer.tokenizer().token_bytes(id).to_vec(),
+            // A part of a character is bytes and no text, a control token text and no bytes.
+            Show::Markers => match tokenizer.tokenizer().token_bytes(id) {
+                [] => tokenizer.tokenizer().token_text(id).as_bytes().to_vec(),
+                bytes => bytes.to_vec(),
+            },
+        }),
         vocab,
+        layers,
+        drafter: None,
         kv_blocks: pool.blocks,
         step_tokens: config.step_tokens,
         queue_max: config.queue_max,
