@@ -22,6 +22,7 @@ enum Name {
     PromptMismatch,
     UsageMissing,
     PromptBlocks,
+    Answers,
     Routes,
 }
 
@@ -63,6 +64,10 @@ impl Name {
                 "homing_prompt_blocks_total",
                 "Prompt blocks by whether their hash was known",
             ),
+            Self::Answers => (
+                "homing_answers_total",
+                "Answers whose tokens a node reported, by whether a next turn can repeat them",
+            ),
             Self::Routes => ("homing_routes_total", "Decisions by node and reason"),
         }
     }
@@ -99,6 +104,8 @@ pub struct Metrics {
     pub(crate) usage_missing: IntCounter,
     /// By whether the hash was known.
     pub(crate) prompt_blocks: IntCounterVec,
+    /// By whether the answer's tokens were remembered.
+    pub(crate) answers: IntCounterVec,
     /// By node and reason.
     pub(crate) routes: IntCounterVec,
 }
@@ -151,6 +158,7 @@ impl Metrics {
             prompt_mismatch: counters(Name::PromptMismatch, &["node"])?,
             usage_missing,
             prompt_blocks: counters(Name::PromptBlocks, &["known"])?,
+            answers: counters(Name::Answers, &["remembered"])?,
             routes: counters(Name::Routes, &["node", "reason"])?,
             registry,
         })

@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ::prompt::gguf::Header;
-use ::prompt::{ChatInput, PromptBuilder, SegmentCache};
+use ::prompt::{Answered, ChatInput, ChatTokens, PromptBuilder, SegmentCache};
 use cache_index::block::{BLOCK_TOKENS, BlockHash, Namespace, extend_chain};
 use lru::LruCache;
 
-use crate::api::PromptInput;
+use crate::api::{ChatPrompt, PromptInput};
 use crate::config::Config;
 use crate::error::{ApiError, ErrorKind};
 
@@ -65,6 +65,9 @@ pub(crate) struct Planned {
     pub(crate) chain: Arc<Known>,
     /// Whether the length and the blocks are the engine's own.
     pub(crate) exact: bool,
+    /// Answers within it whose tokens are those that were produced: a node that makes the prompt
+    /// from the messages again would not come to these tokens.
+    pub(crate) answers: usize,
 }
 
 impl Planned {
@@ -75,6 +78,40 @@ impl Planned {
             .last()
             .map(ToString::to_string)
             .unwrap_or_default()
+    }
+
+    /// Its tokens; empty where the model is approximate.
+    pub(crate) fn token_ids(&self) -> &[u32] {
+        &self.chain.tokens
+    }
+}
+
+impl Model {
+    /// Remembers an answer to `input`, for the next turn's prompt; false if that cannot be done.
+    pub(crate) fn remember(
+        &self,
+        salt: &str,
+        input: &PromptInput,
+        answer: &Answered<'_>,
+        unix_seconds: i64,
+    ) -> bool {
+        let (Some((builder, segments)), PromptInput::Chat(chat)) = (&self.exact, input) else {
+            return false;
+        };
+        let input = chat.at(unix_seconds);
+        builder.remember(&input, answer, &segments.for_scope(salt))
+    }
+}
+
+impl ChatPrompt {
+    /// What the prompt crate is given.
+    fn at(&self, unix_seconds: i64) -> ChatInput<'_> {
+        ChatInput {
+            messages: &self.messages,
+            tools: self.tools.as_ref(),
+            template_kwargs: self.template_kwargs.as_ref(),
+            unix_seconds,
+        }
     }
 }
 
@@ -138,28 +175,22 @@ impl Prompts {
                 tokens,
                 chain: Arc::default(),
                 exact: false,
+                answers: 0,
             };
             return Ok((planned, Hashed::default()));
         };
         // A scope of its own: the time to encode must not tell one tenant what another has sent.
         let segments = &segments.for_scope(salt);
-        let tokens = match input {
-            PromptInput::Text(text) => builder.completion(text, segments),
-            PromptInput::Chat {
-                messages,
-                tools,
-                template_kwargs,
-            } => {
-                let input = ChatInput {
-                    messages,
-                    tools: tools.as_ref(),
-                    template_kwargs: template_kwargs.as_ref(),
-                    unix_seconds,
-                };
-                builder.chat(&input, segments).map_err(|error| {
+        let ChatTokens { tokens, answers } = match input {
+            PromptInput::Chat(chat) => builder
+                .chat_with_answers(&chat.at(unix_seconds), segments)
+                .map_err(|error| {
                     ApiError::param(ErrorKind::InvalidValue, error.param(), error.to_string())
-                })?
-            }
+                })?,
+            PromptInput::Text(text) => ChatTokens {
+                tokens: builder.completion(text, segments),
+                answers: 0,
+            },
         };
         let count = tokens.len() as u64;
         let namespace = Namespace::new(&model.id, None, Some(salt));
@@ -171,6 +202,7 @@ impl Prompts {
                 tokens: count,
                 chain,
                 exact: true,
+                answers,
             },
             hashed,
         ))
@@ -204,11 +236,10 @@ fn read_header(path: &Path) -> Result<Header, String> {
 fn estimate(input: &PromptInput) -> u64 {
     let bytes = match input {
         PromptInput::Text(text) => text.len(),
-        PromptInput::Chat {
-            messages, tools, ..
-        } => {
+        PromptInput::Chat(chat) => {
             let length = |value: &serde_json::Value| value.to_string().len();
-            messages.iter().map(length).sum::<usize>() + tools.as_ref().map_or(0, length)
+            let messages = chat.messages.iter().map(length).sum::<usize>();
+            messages + chat.tools.as_ref().map_or(0, length)
         }
     };
     (bytes.div_ceil(BYTES_PER_TOKEN_ESTIMATE)) as u64

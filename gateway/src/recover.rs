@@ -10,11 +10,14 @@ use cache_index::ids::NodeId;
 use policies::price::Usage;
 use policies::retry::{Attempts, Outcome, RetryParams, Verdict, after_failure};
 
+use crate::api::{Dialect, TokenIds};
 use crate::error::{ApiError, ErrorKind};
+use crate::fleet::Node;
 use crate::ledger::Status;
-use crate::relay::{Answer, End, Flow, Refusal, Waited, failure, relay, watched};
+use crate::relay::{Answer, End, Flow, Heard, Refusal, Waited, failure, relay, watched};
 use crate::route::{Chosen, Question, choose};
 use crate::session::Known;
+use crate::turn::Job;
 use crate::upstream::NodeRequest;
 
 /// A failed attempt, kept until another one succeeds or the client has to hear of it.
@@ -127,7 +130,13 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
     let request = NodeRequest {
         path: job.dialect.path(),
         request_id: &flow.ctx.request_id,
+        timeout_ms: job.timeout_ms,
         body: job.body.clone(),
+        more: if hears(job, &node) {
+            token_fields(job)
+        } else {
+            String::new()
+        },
     };
     // Boxed, as below: Pingora's futures carry their parse buffers, some 20 KB.
     let send = Box::pin(gateway.upstream.send(&node, &request));
@@ -145,8 +154,9 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
     let status = exchange.status();
     let answer = Answer {
         exchange,
-        chosen,
         load: Some(load),
+        heard: hears(job, &node).then(Heard::default),
+        chosen,
     };
     if !(200..300).contains(&status) {
         return match Refusal::read(flow, answer).await {
@@ -161,6 +171,29 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
         .bindings
         .bind(job.session.key, &node.id, None, Instant::now());
     Ok(Box::pin(relay(flow, answer)).await)
+}
+
+/// Whether this node is asked for the tokens of its answer: they are of use only where the gateway
+/// makes the next turn's prompt from messages, with the same tokenizer.
+fn hears(job: &Job<'_>, node: &Node) -> bool {
+    job.dialect == Dialect::Chat && job.prompt.exact && node.facts().token_ids
+}
+
+/// The fields about tokens in the node's body. The prompt's own are sent only where the node would
+/// not make the same of the messages.
+fn token_fields(job: &Job<'_>) -> String {
+    let mut fields = match job.token_ids {
+        TokenIds::Hidden => r#","return_token_ids":true"#.to_owned(),
+        // The client's own field asks for them.
+        TokenIds::Shown => String::new(),
+    };
+    if job.prompt.answers > 0 {
+        // Numbers always serialise.
+        let ids = serde_json::to_string(job.prompt.token_ids()).unwrap_or_default();
+        fields.push_str(r#","prompt_token_ids":"#);
+        fields.push_str(&ids);
+    }
+    fields
 }
 
 /// What the record and the log line say of the route.

@@ -99,8 +99,8 @@ fn fingerprint(hasher: &mut blake3::Hasher, prompt: &PromptInput) {
         PromptInput::Text(text) => {
             hasher.update(&text.as_bytes()[..text.len().min(TEXT_BYTES)]);
         }
-        PromptInput::Chat { messages, .. } => {
-            for message in messages {
+        PromptInput::Chat(chat) => {
+            for message in &chat.messages {
                 feed(hasher, message);
                 if message.get("role").is_some_and(|role| role == "user") {
                     return;
@@ -246,6 +246,7 @@ mod tests {
     //! Catches a session id trusted across tenants, and a conversation whose fingerprint changes
     //! as it grows.
     use super::*;
+    use crate::api::ChatPrompt;
     use serde_json::json;
 
     fn of(tenant: &str, header: Option<&str>, messages: Value) -> SessionId {
@@ -257,11 +258,11 @@ mod tests {
         let Value::Array(messages) = messages else {
             panic!("messages are an array")
         };
-        let prompt = PromptInput::Chat {
+        let prompt = PromptInput::Chat(ChatPrompt {
             messages,
             tools: None,
             template_kwargs: None,
-        };
+        });
         session_of(tenant, "m", &headers, &prompt)
     }
 

@@ -13,7 +13,7 @@ use pingora::protocols::http::ServerSession;
 use policies::price::Usage;
 
 use crate::admit::Permit;
-use crate::api::{Delivery, Dialect, Turn, models};
+use crate::api::{Delivery, Dialect, TokenIds, Turn, models};
 use crate::ctx::Ctx;
 use crate::error::{ApiError, ErrorKind};
 use crate::identify::identify;
@@ -26,6 +26,7 @@ use crate::session::{SessionId, session_of};
 use crate::settle::{Account, Bill};
 use crate::store::{KeyIdentity, TenantId};
 use crate::tasks::Phase;
+use crate::upstream::X_REQUEST_TIMEOUT_MS;
 use crate::{read, recover};
 
 /// A turn, ready to be sent.
@@ -36,6 +37,14 @@ pub(crate) struct Job<'a> {
     pub(crate) prompt: Planned,
     pub(crate) session: SessionId,
     pub(crate) output_tokens_expected: u64,
+    /// How many answers the client wants.
+    pub(crate) choices: u64,
+    /// Whether the client sees tokens.
+    pub(crate) token_ids: TokenIds,
+    /// What separates the tenant's blocks from others'.
+    pub(crate) salt: Arc<str>,
+    /// How long the client gives the node, as it said.
+    pub(crate) timeout_ms: Option<u64>,
     pub(crate) body: Bytes,
     pub(crate) debug: bool,
     pub(crate) identity: &'a KeyIdentity,
@@ -124,7 +133,7 @@ pub(crate) async fn run(
 
 /// Runs work on a body; where the body is large, without holding up the requests that share this
 /// thread.
-fn beside_others<T>(body_bytes: usize, work: impl FnOnce() -> T) -> T {
+pub(crate) fn beside_others<T>(body_bytes: usize, work: impl FnOnce() -> T) -> T {
     /// Parsing and tokenising so much takes about 5 ms, as long as handing the thread over is worth.
     const INLINE_BYTES_MAX: usize = 256 << 10;
     if body_bytes > INLINE_BYTES_MAX {
@@ -212,10 +221,27 @@ fn plan<'a>(
         session,
         output_tokens_expected: turn
             .output_tokens_max
-            .map_or(before, |most| before.min(most)),
+            .map_or(before, |most| before.min(most))
+            .saturating_mul(turn.choices),
+        choices: turn.choices,
+        token_ids: turn.token_ids,
+        timeout_ms: timeout_ms(client)?,
         body: turn.node_body(&salt).into(),
+        salt,
         debug,
         identity,
+    })
+}
+
+/// The client's own bound on the request, which the node keeps.
+fn timeout_ms(client: &ServerSession) -> Result<Option<u64>, ApiError> {
+    let Some(sent) = client.req_header().headers.get(X_REQUEST_TIMEOUT_MS) else {
+        return Ok(None);
+    };
+    let ms = sent.to_str().ok().and_then(|text| text.parse().ok());
+    ms.filter(|ms| *ms > 0).map(Some).ok_or_else(|| {
+        let message = "The header x-request-timeout-ms must be a positive number of milliseconds.";
+        ApiError::invalid(X_REQUEST_TIMEOUT_MS, message)
     })
 }
 

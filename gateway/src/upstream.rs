@@ -28,6 +28,10 @@ const IDLE: Duration = Duration::from_secs(50);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest stall while a node takes the request's bytes.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Up to so many bytes, a body and its addition are sent as one piece.
+const JOIN_BYTES_MAX: usize = 16 << 10;
+/// How long a client gives its request, in milliseconds.
+pub(crate) const X_REQUEST_TIMEOUT_MS: &str = "x-request-timeout-ms";
 /// Closed pooled connections to try before the node itself is blamed.
 const STALE_MAX: u32 = 3;
 
@@ -42,7 +46,27 @@ pub(crate) struct Upstream {
 pub(crate) struct NodeRequest<'a> {
     pub(crate) path: &'static str,
     pub(crate) request_id: &'a str,
+    pub(crate) timeout_ms: Option<u64>,
+    /// A JSON object.
     pub(crate) body: Bytes,
+    /// More members for that object, each with a comma before it; usually empty. Kept apart, so
+    /// that attempts share the body whatever their nodes understand.
+    pub(crate) more: String,
+}
+
+impl NodeRequest<'_> {
+    /// The body in the pieces in which it is written.
+    fn pieces(&self) -> Vec<Bytes> {
+        if self.more.is_empty() {
+            return vec![self.body.clone()];
+        }
+        let open = self.body.slice(..self.body.len().saturating_sub(1));
+        let rest = format!("{}}}", self.more);
+        if open.len() + rest.len() > JOIN_BYTES_MAX {
+            return vec![open, rest.into()];
+        }
+        vec![[&open[..], rest.as_bytes()].concat().into()]
+    }
 }
 
 /// A request that has been sent and whose answer's head has been read.
@@ -108,18 +132,24 @@ impl Upstream {
         node: &Node,
         request: &NodeRequest<'_>,
     ) -> pingora::Result<()> {
-        let mut head = RequestHeader::build("POST", request.path.as_bytes(), Some(8))?;
+        let pieces = request.pieces();
+        let length: usize = pieces.iter().map(Bytes::len).sum();
+        let mut head = RequestHeader::build("POST", request.path.as_bytes(), Some(9))?;
         head.insert_header(HOST, &node.host)?;
         head.insert_header(CONTENT_TYPE, "application/json")?;
-        head.insert_header(CONTENT_LENGTH, request.body.len())?;
+        head.insert_header(CONTENT_LENGTH, length)?;
         head.insert_header(ACCEPT, "application/json, text/event-stream")?;
         head.insert_header(USER_AGENT, concat!("homing/", env!("CARGO_PKG_VERSION")))?;
         head.insert_header(X_REQUEST_ID, request.request_id)?;
         head.insert_header(AUTHORIZATION, &self.authorization)?;
+        if let Some(ms) = request.timeout_ms {
+            head.insert_header(X_REQUEST_TIMEOUT_MS, ms.to_string())?;
+        }
         session.write_request_header(Box::new(head)).await?;
-        session
-            .write_request_body(request.body.clone(), true)
-            .await?;
+        let last = pieces.len() - 1;
+        for (at, piece) in pieces.into_iter().enumerate() {
+            session.write_request_body(piece, at == last).await?;
+        }
         session.finish_request_body().await?;
         loop {
             session.read_response_header().await?;

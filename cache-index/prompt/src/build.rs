@@ -22,7 +22,7 @@ pub struct ChatInput<'a> {
 }
 
 /// A prompt, and how many answers within it are known by their own tokens.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChatTokens {
     /// The prompt.
     pub tokens: Vec<u32>,

@@ -4,35 +4,42 @@ use serde_json::Value;
 
 use super::check::{self, Kind};
 use super::fields::Fields;
-use super::{PromptInput, Turn, common};
+use super::{ChatPrompt, Common, PromptInput, Turn, common};
 use crate::error::ApiError;
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
-    let (model, delivery) = common(&fields)?;
+    let Common {
+        model,
+        delivery,
+        choices,
+        token_ids,
+    } = common(&fields)?;
     let messages = messages(&fields)?;
     check::boolean(&fields, "logprobs")?;
     check::integer(&fields, "top_logprobs", (0, 20))?;
     check::kind(&fields, "tools", Kind::Array)?;
     check::kind(&fields, "tool_choice", Kind::StringOrObject)?;
-    check::kind(&fields, "response_format", Kind::Object)?;
+    check::boolean(&fields, "parallel_tool_calls")?;
     check::kind(&fields, "chat_template_kwargs", Kind::Object)?;
     // The newer name wins, as OpenAI's own service has it.
     let newer = check::integer(&fields, "max_completion_tokens", (1, i64::MAX))?;
     let older = check::integer(&fields, "max_tokens", (1, i64::MAX))?;
-    let prompt = PromptInput::Chat {
+    let prompt = PromptInput::Chat(ChatPrompt {
         messages,
         tools: value(&fields, "tools")?,
         template_kwargs: match value(&fields, "chat_template_kwargs")? {
             Some(Value::Object(map)) => Some(map),
             _ => None,
         },
-    };
+    });
     let output_tokens_max = newer.or(older).and_then(|most| u64::try_from(most).ok());
     Ok(Turn {
         model,
         prompt,
         delivery,
         output_tokens_max,
+        choices,
+        token_ids,
         fields,
     })
 }

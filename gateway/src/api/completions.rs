@@ -7,7 +7,7 @@
 use serde::Deserialize;
 
 use super::fields::Fields;
-use super::{PromptInput, Turn, check, common};
+use super::{Common, PromptInput, Turn, check, common};
 use crate::error::ApiError;
 
 /// The two spellings of one prompt.
@@ -19,7 +19,12 @@ enum Prompt {
 }
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
-    let (model, delivery) = common(&fields)?;
+    let Common {
+        model,
+        delivery,
+        choices,
+        token_ids,
+    } = common(&fields)?;
     let raw = fields
         .get("prompt")
         .ok_or_else(|| check::missing("prompt"))?;
@@ -35,13 +40,16 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
     check::integer(&fields, "logprobs", (0, 20))?;
     check::integer(&fields, "best_of", (1, 128))?;
     check::string(&fields, "suffix")?;
-    let most = check::integer(&fields, "max_tokens", (1, i64::MAX))?;
+    // With `echo`, a prompt's own log probabilities cost no token of output.
+    let most = check::integer(&fields, "max_tokens", (0, i64::MAX))?;
     let output_tokens_max = most.and_then(|most| u64::try_from(most).ok());
     Ok(Turn {
         model,
         prompt: PromptInput::Text(text),
         delivery,
         output_tokens_max,
+        choices,
+        token_ids,
         fields,
     })
 }

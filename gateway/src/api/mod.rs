@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 pub(crate) use fields::Fields;
 
 use crate::error::{ApiError, ErrorKind};
+use check::Kind;
 
 /// What a path and method mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,8 +106,12 @@ pub(crate) struct Turn<'a> {
     pub(crate) prompt: PromptInput,
     /// Whether the answer is to be a stream.
     pub(crate) delivery: Delivery,
-    /// Most tokens the client wants back; none leaves it to the node.
+    /// Most tokens the client wants back in each choice; none leaves it to the node.
     pub(crate) output_tokens_max: Option<u64>,
+    /// How many answers it wants.
+    pub(crate) choices: u64,
+    /// Whether it wants to see tokens.
+    pub(crate) token_ids: TokenIds,
     /// Everything the client sent.
     pub(crate) fields: Fields<'a>,
 }
@@ -114,16 +119,28 @@ pub(crate) struct Turn<'a> {
 /// The part of a request that reaches the model.
 pub(crate) enum PromptInput {
     /// Messages for the chat template.
-    Chat {
-        /// At least one object with a string `role`.
-        messages: Vec<Value>,
-        /// Tool definitions, as sent.
-        tools: Option<Value>,
-        /// Extra variables for the template.
-        template_kwargs: Option<Map<String, Value>>,
-    },
+    Chat(ChatPrompt),
     /// Text as it is.
     Text(String),
+}
+
+/// What the chat template is given.
+pub(crate) struct ChatPrompt {
+    /// At least one object with a string `role`.
+    pub(crate) messages: Vec<Value>,
+    /// Tool definitions, as sent.
+    pub(crate) tools: Option<Value>,
+    /// Extra variables for the template.
+    pub(crate) template_kwargs: Option<Map<String, Value>>,
+}
+
+/// Whether the client reads the tokens that a node reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TokenIds {
+    /// It asked for them: the answer is relayed as it is.
+    Shown,
+    /// It did not: they are ours alone.
+    Hidden,
 }
 
 /// How the client wants its answer.
@@ -143,49 +160,92 @@ impl Turn<'_> {
     pub(crate) fn node_body(&self, cache_salt: &str) -> Vec<u8> {
         // Salts are hex and need no escapes.
         let salt = format!("\"{cache_salt}\"");
-        let set: &[(&str, &str)] = match self.delivery {
-            Delivery::Whole => &[("cache_salt", &salt)],
-            Delivery::Stream | Delivery::StreamWithUsage => &[
-                ("cache_salt", &salt),
-                ("stream_options", r#"{"include_usage":true}"#),
-            ],
-        };
-        self.fields.rebuild(dropped, set)
+        let mut set: Vec<(&str, &str)> = vec![("cache_salt", &salt)];
+        if self.delivery != Delivery::Whole {
+            set.push(("stream_options", r#"{"include_usage":true}"#));
+        }
+        let hides_ids = self.token_ids == TokenIds::Hidden;
+        let urgent = self.is_urgent();
+        self.fields.rebuild(
+            |field| {
+                only_gateways_say(field)
+                    || (hides_ids && field == "return_token_ids")
+                    || (urgent && field == "priority")
+            },
+            &set,
+        )
+    }
+
+    /// Whether it asks to go before others (vLLM's numbers: lower goes first, 0 where nothing is
+    /// said). A client may step back behind others, never ahead of another tenant. Zero is left
+    /// out as well: a node without priorities refuses the field.
+    fn is_urgent(&self) -> bool {
+        self.fields
+            .get("priority")
+            .and_then(|raw| raw.get().parse::<i64>().ok())
+            .is_some_and(|priority| priority <= 0)
     }
 }
 
 /// Fields that a client may not say to a node: references into another request's KV cache have
 /// returned another prompt's answer, and token ids would bypass the template.
-fn dropped(field: &str) -> bool {
+fn only_gateways_say(field: &str) -> bool {
     matches!(
         field,
         "kv_transfer_params" | "prompt_token_ids" | "cache_salt" | "request_id"
     ) || field.starts_with("bootstrap_")
 }
 
-/// The checks that both OpenAI dialects share.
-fn common(fields: &Fields<'_>) -> Result<(String, Delivery), ApiError> {
+/// What both OpenAI dialects share.
+struct Common {
+    model: String,
+    delivery: Delivery,
+    choices: u64,
+    token_ids: TokenIds,
+}
+
+/// Reads and checks it.
+fn common(fields: &Fields<'_>) -> Result<Common, ApiError> {
     let model = check::string(fields, "model")?
         .filter(|model| !model.is_empty())
         .ok_or_else(|| check::missing("model"))?;
     for (name, range) in [
         ("temperature", (0.0, 2.0)),
         ("top_p", (0.0, 1.0)),
+        ("min_p", (0.0, 1.0)),
         ("frequency_penalty", (-2.0, 2.0)),
         ("presence_penalty", (-2.0, 2.0)),
     ] {
         check::number(fields, name, range)?;
     }
-    check::integer(fields, "n", (1, 128))?;
+    let choices = check::integer(fields, "n", (1, 128))?.unwrap_or(1);
     check::integer(fields, "seed", (i64::MIN, i64::MAX))?;
+    check::integer(fields, "min_tokens", (0, i64::MAX))?;
+    check::integer(
+        fields,
+        "priority",
+        (i64::from(i32::MIN), i64::from(i32::MAX)),
+    )?;
     check::string(fields, "user")?;
+    check::kind(fields, "logit_bias", Kind::Object)?;
+    check::kind(fields, "response_format", Kind::Object)?;
+    check::kind(fields, "structured_outputs", Kind::Object)?;
     check::stop(fields)?;
-    Ok((model, delivery(fields)?))
+    let token_ids = match check::boolean(fields, "return_token_ids")? {
+        Some(true) => TokenIds::Shown,
+        Some(false) | None => TokenIds::Hidden,
+    };
+    Ok(Common {
+        model,
+        delivery: delivery(fields)?,
+        choices: u64::try_from(choices).unwrap_or(1),
+        token_ids,
+    })
 }
 
 fn delivery(fields: &Fields<'_>) -> Result<Delivery, ApiError> {
     let stream = check::boolean(fields, "stream")?.unwrap_or(false);
-    check::kind(fields, "stream_options", check::Kind::Object)?;
+    check::kind(fields, "stream_options", Kind::Object)?;
     match fields.get("stream_options") {
         Some(_) if !stream => Err(ApiError::invalid(
             "stream_options",

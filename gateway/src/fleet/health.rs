@@ -15,7 +15,7 @@ use policies::breaker::{Breaker, BreakerParams};
 use policies::view::NodeState;
 
 use super::node::Node;
-use super::probe::{Probe, ProbeError, first_model, read_metrics};
+use super::probe::{Probe, ProbeError, Served, first_model, read_metrics};
 use crate::tasks::{Drain, Phase};
 
 /// Between two checks of a node that is up.
@@ -120,10 +120,16 @@ impl Checks {
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             return Err("it refuses our node token".to_owned());
         }
-        let (id, context_max) = first_model(&body)
+        let Served {
+            id,
+            max_model_len,
+            token_ids,
+        } = first_model(&body)
             .ok_or_else(|| format!("/v1/models answers {status} and no model"))?;
-        self.node
-            .set_facts(|facts| facts.context_max = context_max.unwrap_or(u64::MAX));
+        self.node.set_facts(|facts| {
+            facts.context_max = max_model_len.unwrap_or(u64::MAX);
+            facts.token_ids = token_ids;
+        });
         self.node.model.send_if_modified(|model| {
             let changed = model.as_deref() != Some(&id);
             if changed {

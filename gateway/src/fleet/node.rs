@@ -26,6 +26,8 @@ pub struct Facts {
     pub state: NodeState,
     /// Most tokens of prompt and answer together.
     pub context_max: u64,
+    /// Whether it reports tokens and takes them; see `docs/OPERATING.md`, "Nodes".
+    pub token_ids: bool,
     /// Blocks of 16 tokens in its KV pool; 0 if it does not say.
     pub pool_blocks: u64,
     /// Blocks of 16 tokens that running requests hold.
@@ -116,6 +118,7 @@ impl Node {
                     why: "not checked yet".to_owned(),
                 },
                 context_max: 0,
+                token_ids: false,
                 pool_blocks: 0,
                 pool_used_blocks: 0,
                 block_tokens: 16,

@@ -86,23 +86,25 @@ impl Probe {
     }
 }
 
-/// The first model of a `/v1/models` answer and its context length, if it says one.
-pub(super) fn first_model(body: &[u8]) -> Option<(String, Option<u64>)> {
+/// What a node says of the model that it serves.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct Served {
+    pub(super) id: String,
+    pub(super) max_model_len: Option<u64>,
+    /// It reports the tokens of its answers (`return_token_ids`), and takes a prompt's tokens
+    /// beside its messages (`prompt_token_ids`).
+    #[serde(default)]
+    pub(super) token_ids: bool,
+}
+
+/// The first model of a `/v1/models` answer.
+pub(super) fn first_model(body: &[u8]) -> Option<Served> {
     #[derive(Deserialize)]
     struct Models {
-        data: Vec<Model>,
-    }
-    #[derive(Deserialize)]
-    struct Model {
-        id: String,
-        max_model_len: Option<u64>,
+        data: Vec<Served>,
     }
     let models: Models = serde_json::from_slice(body).ok()?;
-    models
-        .data
-        .into_iter()
-        .next()
-        .map(|model| (model.id, model.max_model_len))
+    models.data.into_iter().next()
 }
 
 /// What a node's `/metrics` say that the fleet can use.
@@ -165,7 +167,16 @@ mod tests {
         );
         assert_eq!(read_metrics("junk {\n\u{0}"), NodeMetrics::default());
         let models = br#"{"object":"list","data":[{"id":"m","max_model_len":8192},{"id":"n"}]}"#;
-        assert_eq!(first_model(models), Some(("m".to_owned(), Some(8192))));
+        let served = |id: &str, max_model_len, token_ids| {
+            Some(Served {
+                id: id.to_owned(),
+                max_model_len,
+                token_ids,
+            })
+        };
+        assert_eq!(first_model(models), served("m", Some(8192), false));
+        let ours = br#"{"data":[{"id":"n","owned_by":"homing","token_ids":true}]}"#;
+        assert_eq!(first_model(ours), served("n", None, true));
         assert_eq!(first_model(b"{\"data\":[]}"), None);
     }
 }

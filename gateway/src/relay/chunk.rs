@@ -11,12 +11,14 @@ use std::fmt;
 /// What the bill wants to know of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ChunkFacts {
-    /// Choices that carry generated text: at least so many tokens.
+    /// Generated tokens: as many as the node names, and at least one for each choice with text.
     pub(crate) tokens: u64,
+    /// There is something in it for a client besides tokens: text, an end, a role, a usage.
+    pub(crate) tells: bool,
     /// It has no choices: the shape of the chunk with the usage.
     pub(crate) no_choices: bool,
-    /// It ends a choice.
-    pub(crate) finishes: bool,
+    /// Choices that it ends.
+    pub(crate) finished: u64,
     /// It says that the node failed.
     pub(crate) failed: bool,
     /// The usage, if it is there.
@@ -40,8 +42,9 @@ pub(crate) fn facts(data: &[u8]) -> Option<ChunkFacts> {
     let choices = chunk.choices.unwrap_or_default();
     Some(ChunkFacts {
         tokens: choices.tokens,
+        tells: choices.tells || choices.count == 0 || chunk.usage.is_some(),
         no_choices: choices.count == 0,
-        finishes: choices.finished > 0,
+        finished: choices.finished,
         failed: chunk.error.is_some(),
         usage: chunk.usage.map(NodeUsage::from),
     })
@@ -97,6 +100,7 @@ struct Choices {
     count: u64,
     tokens: u64,
     finished: u64,
+    tells: bool,
 }
 
 impl<'de> Deserialize<'de> for Choices {
@@ -113,8 +117,10 @@ impl<'de> Deserialize<'de> for Choices {
                 let mut counts = Choices::default();
                 while let Some(choice) = seq.next_element::<Choice>()? {
                     counts.count += 1;
-                    counts.tokens += u64::from(choice.has_text());
+                    let named = choice.token_ids.as_ref().map_or(0, |ids| ids.0);
+                    counts.tokens += named.max(u64::from(choice.has_text()));
                     counts.finished += u64::from(choice.finish_reason.is_some());
+                    counts.tells |= choice.tells();
                 }
                 Ok(counts)
             }
@@ -128,11 +134,14 @@ struct Choice {
     delta: Option<Delta>,
     text: Option<Filled>,
     finish_reason: Option<IgnoredAny>,
+    logprobs: Option<IgnoredAny>,
+    token_ids: Option<Length>,
 }
 
 /// The places in which engines put generated text.
 #[derive(Deserialize)]
 struct Delta {
+    role: Option<IgnoredAny>,
     content: Option<Filled>,
     reasoning_content: Option<Filled>,
     reasoning: Option<Filled>,
@@ -142,11 +151,21 @@ struct Delta {
 }
 
 impl Choice {
+    /// Whether a client learns anything from it.
+    fn tells(&self) -> bool {
+        let role = self
+            .delta
+            .as_ref()
+            .is_some_and(|delta| delta.role.is_some());
+        role || self.has_text() || self.finish_reason.is_some() || self.logprobs.is_some()
+    }
+
     fn has_text(&self) -> bool {
         let filled = |field: &Option<Filled>| field.as_ref().is_some_and(|Filled(filled)| *filled);
         filled(&self.text)
             || self.delta.as_ref().is_some_and(|delta| {
                 let Delta {
+                    role: _,
                     content,
                     reasoning_content,
                     reasoning,
@@ -165,6 +184,31 @@ impl Choice {
                 .into_iter()
                 .any(filled)
             })
+    }
+}
+
+/// How many items a list has.
+struct Length(u64);
+
+impl<'de> Deserialize<'de> for Length {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Count;
+        impl<'de> Visitor<'de> for Count {
+            type Value = Length;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Length, A::Error> {
+                let mut count = 0;
+                while seq.next_element::<IgnoredAny>()?.is_some() {
+                    count += 1;
+                }
+                Ok(Length(count))
+            }
+        }
+        deserializer.deserialize_seq(Count)
     }
 }
 

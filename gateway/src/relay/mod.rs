@@ -6,9 +6,11 @@
 //! answer, so until then another node can take over ([`End::Retry`]).
 
 pub(crate) mod chunk;
+mod heard;
 mod refusal;
 mod sse;
 mod stream;
+mod strip;
 mod whole;
 
 use std::future::Future;
@@ -22,9 +24,10 @@ use pingora::protocols::http::ServerSession;
 use policies::price::Usage;
 use policies::retry::Outcome;
 
+pub(crate) use heard::Heard;
 pub(crate) use refusal::Refusal;
 
-use crate::api::Delivery;
+use crate::api::{Delivery, TokenIds};
 use crate::ctx::Ctx;
 use crate::error::{ApiError, ErrorKind};
 use crate::fleet::{Failure, InFlight};
@@ -33,7 +36,7 @@ use crate::proxy::Gateway;
 use crate::respond;
 use crate::route::Chosen;
 use crate::settle::Bill;
-use crate::turn::Job;
+use crate::turn::{Job, beside_others};
 use crate::upstream::Exchange;
 
 /// How often a client that has closed its sending side is asked whether it still reads. Two of
@@ -57,6 +60,21 @@ pub(crate) struct Answer {
     pub(crate) chosen: Chosen,
     /// Given back before the client reads the end, so that its next turn does not meet it.
     pub(crate) load: Option<InFlight>,
+    /// What was said by which tokens, where the node tells.
+    pub(crate) heard: Option<Heard>,
+}
+
+impl Answer {
+    /// Takes in a chunk of the answer, or all of it; says what the client is to see in its place,
+    /// if that differs.
+    fn listen(&mut self, json: &[u8], token_ids: TokenIds) -> Option<Vec<u8>> {
+        let heard = self.heard.as_mut()?;
+        heard.hear(json);
+        match token_ids {
+            TokenIds::Shown => None,
+            TokenIds::Hidden => strip::without_token_ids(json),
+        }
+    }
 }
 
 /// How an attempt ended.
@@ -237,6 +255,9 @@ impl Flow<'_> {
         let node = &answer.chosen.node;
         self.gateway.fleet.succeeded(node);
         let output = usage.map(|usage| usage.output);
+        if let Some(heard) = &answer.heard {
+            beside_others(self.job.body.len(), || heard.remember(self));
+        }
         let session = self.job.session.key;
         self.gateway
             .bindings

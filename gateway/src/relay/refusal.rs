@@ -36,6 +36,7 @@ impl Refusal {
                     exchange,
                     chosen,
                     load,
+                    heard: _,
                 } = answer;
                 drop(load);
                 flow.gateway.upstream.release(exchange).await;

@@ -8,6 +8,8 @@
 //!
 //! Left out: lines that end with a lone CR (no engine writes them).
 
+use std::ops::Range;
+
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::chunk::{ChunkFacts, facts};
@@ -97,6 +99,18 @@ impl Scanner {
 }
 
 impl Event {
+    /// Where its data is, if that is one line, as all engines write it.
+    pub(crate) fn data(&self) -> Option<Range<usize>> {
+        let mut lines = self.bytes.split(|byte| *byte == b'\n').filter_map(data_of);
+        match (lines.next(), lines.next()) {
+            (Some(data), None) => {
+                let begin = data.as_ptr() as usize - self.bytes.as_ptr() as usize;
+                Some(begin..begin + data.len())
+            }
+            _ => None,
+        }
+    }
+
     fn new(bytes: Bytes) -> Self {
         let kind = kind(&bytes);
         Self { bytes, kind }

@@ -15,6 +15,7 @@ use http::header::{CACHE_CONTROL, TRANSFER_ENCODING};
 use policies::price::Usage;
 use policies::retry::Outcome;
 
+use super::chunk::ChunkFacts;
 use super::sse::{Event, EventKind, Scanner};
 use super::whole::stopping;
 use super::{Answer, End, Flow, Waited, failure, watched};
@@ -35,6 +36,8 @@ struct Stream<'s, 'a> {
     scanner: Scanner,
     /// Tokens relayed, as far as chunks show them.
     tokens: u64,
+    /// Choices that have ended.
+    finished: u64,
     usage: Option<Usage>,
     head_sent: bool,
     /// From the last chunk with usage on: bytes that wait for the record.
@@ -57,6 +60,7 @@ pub(super) async fn run(flow: &mut Flow<'_>, answer: Answer) -> End {
         answer,
         scanner: Scanner::default(),
         tokens: 0,
+        finished: 0,
         usage: None,
         head_sent: false,
         held: None,
@@ -106,7 +110,7 @@ impl Stream<'_, '_> {
     fn sort(&mut self, events: &mut Vec<Event>) -> Batch {
         let (mut now, mut more) = (Bytes::new(), BytesMut::new());
         let (before, mut done) = (self.tokens, false);
-        for event in events.drain(..) {
+        for mut event in events.drain(..) {
             // One terminator; whatever a node writes after it is not part of the answer.
             if done {
                 break;
@@ -119,13 +123,16 @@ impl Stream<'_, '_> {
                 }
                 EventKind::Chunk(facts) => {
                     self.tokens += facts.tokens;
+                    self.finished += facts.finished;
                     self.failed |= facts.failed;
+                    hidden = self.listen(&mut event, &facts);
                     if let Some(usage) = facts.usage {
                         self.usage = Some(usage.into());
-                        if facts.no_choices || facts.finishes {
+                        let all_finished = self.finished >= self.flow.job.choices;
+                        if facts.no_choices || (facts.finished > 0 && all_finished) {
                             self.held.get_or_insert_default();
                         }
-                        hidden =
+                        hidden |=
                             facts.no_choices && self.flow.job.delivery != Delivery::StreamWithUsage;
                     }
                 }
@@ -150,6 +157,25 @@ impl Stream<'_, '_> {
             now: if more.is_empty() { now } else { more.freeze() },
             done,
         }
+    }
+
+    /// Keeps what a chunk says by which tokens, and takes tokens out that the client did not ask
+    /// for; says whether nothing is left in it then.
+    fn listen(&mut self, event: &mut Event, facts: &ChunkFacts) -> bool {
+        if self.answer.heard.is_none() {
+            return false;
+        }
+        let Some(data) = event.data() else {
+            self.answer.heard = None;
+            return false;
+        };
+        let token_ids = self.flow.job.token_ids;
+        let Some(shown) = self.answer.listen(&event.bytes[data.clone()], token_ids) else {
+            return false;
+        };
+        let bytes = [&event.bytes[..data.start], &shown, &event.bytes[data.end..]];
+        event.bytes = bytes.concat().into();
+        !facts.tells
     }
 
     /// More text is about to be relayed.

@@ -56,7 +56,7 @@ pub(super) async fn read(flow: &mut Flow<'_>, answer: &mut Answer) -> Body {
 }
 
 pub(super) async fn run(flow: &mut Flow<'_>, mut answer: Answer) -> End {
-    let body = match read(flow, &mut answer).await {
+    let mut body = match read(flow, &mut answer).await {
         Body::Whole(body) => body,
         Body::Broken(outcome, cause) => return End::Retry(outcome, cause),
         Body::ClientGone => {
@@ -66,6 +66,9 @@ pub(super) async fn run(flow: &mut Flow<'_>, mut answer: Answer) -> End {
         }
         Body::Stopping => return End::Refused(stopping()),
     };
+    if let Some(shown) = answer.listen(&body, flow.job.token_ids) {
+        body = shown.into();
+    }
     let reported = usage_of_whole(&body).map(Usage::from);
     let usage = reported.unwrap_or_else(|| flow.estimated(&answer, 0));
     flow.ctx.line.ttft_ms = Some(flow.ctx.elapsed_ms());

@@ -6,6 +6,7 @@
     reason = "a test ends where it finds a fault"
 )]
 
+mod answers;
 mod bad_input;
 mod cache;
 mod cancel;
@@ -14,4 +15,5 @@ mod identity;
 mod retry;
 mod shutdown;
 mod streams;
+mod structure;
 mod support;

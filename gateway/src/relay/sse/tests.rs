@@ -34,6 +34,7 @@ fn every_cut_gives_the_same_events() {
     let text = |tokens| {
         chunk(ChunkFacts {
             tokens,
+            tells: true,
             ..ChunkFacts::default()
         })
     };
@@ -50,17 +51,20 @@ fn every_cut_gives_the_same_events() {
         text(1),
         chunk(ChunkFacts {
             tokens: 2,
-            finishes: true,
+            finished: 1,
+            tells: true,
             ..ChunkFacts::default()
         }),
         chunk(ChunkFacts {
             no_choices: true,
+            tells: true,
             ..ChunkFacts::default()
         }),
         EventKind::Opaque,
         chunk(ChunkFacts {
             no_choices: true,
             usage: Some(usage),
+            tells: true,
             ..ChunkFacts::default()
         }),
         EventKind::Done,

@@ -75,8 +75,18 @@ impl Node {
         Self::serving(MODEL)
     }
 
+    /// A node that reports the tokens of its answers and takes a prompt's tokens.
+    pub(crate) fn reporting() -> Self {
+        Self::launch(MODEL, ",\"token_ids\":true")
+    }
+
     /// A node that serves this model.
     pub(crate) fn serving(model: &'static str) -> Self {
+        Self::launch(model, "")
+    }
+
+    /// `says` are more members of the model's object.
+    fn launch(model: &'static str, says: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let addr = listener.local_addr().expect("bound");
         let state = Arc::new(State::default());
@@ -87,7 +97,7 @@ impl Node {
                     return;
                 }
                 let state = Arc::clone(&shared);
-                std::thread::spawn(move || serve(stream, &state, model));
+                std::thread::spawn(move || serve(stream, &state, model, says));
             }
         });
         Self {
@@ -131,7 +141,7 @@ impl Drop for Node {
     }
 }
 
-fn serve(mut stream: TcpStream, state: &State, model: &str) {
+fn serve(mut stream: TcpStream, state: &State, model: &str, says: &str) {
     let _ = stream.set_nodelay(true);
     let Ok(clone) = stream.try_clone() else {
         return;
@@ -143,7 +153,7 @@ fn serve(mut stream: TcpStream, state: &State, model: &str) {
             return;
         }
         if !head.starts_with("POST") {
-            let answer = own(&head, model);
+            let answer = own(&head, model, says);
             if stream.write_all(&answer).is_err() {
                 return;
             }
@@ -236,10 +246,10 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> 
     Some((head, body))
 }
 
-fn own(head: &str, model: &str) -> Vec<u8> {
+fn own(head: &str, model: &str, says: &str) -> Vec<u8> {
     let body = if head.starts_with("GET /v1/models") {
         format!(
-            r#"{{"object":"list","data":[{{"id":"{model}","object":"model","owned_by":"homing","max_model_len":{CONTEXT}}}]}}"#
+            r#"{{"object":"list","data":[{{"id":"{model}","object":"model","owned_by":"homing","max_model_len":{CONTEXT}{says}}}]}}"#
         )
     } else if head.starts_with("GET /metrics") {
         "process_start_time_seconds 1\n".to_owned()
