@@ -60,12 +60,11 @@ impl Arguments {
         }
     }
 
-    /// Whether the next character stands inside a string.
-    pub(crate) fn is_in_string(&self) -> bool {
+    /// Whether the next character is a string's own, not part of an escape.
+    pub(crate) fn is_in_text(&self) -> bool {
         match self.form {
-            Form::Quoted(_) => true,
-            Form::Plain => self.scanner.is_in_string(),
-            Form::Before | Form::Null(_) | Form::Complete => false,
+            Form::Plain | Form::Quoted(Unquote::Plain) => self.scanner.is_in_text(),
+            Form::Quoted(_) | Form::Before | Form::Null(_) | Form::Complete => false,
         }
     }
 
@@ -127,7 +126,7 @@ impl Arguments {
 
     /// The object's own text.
     fn object(&mut self, c: char) -> Step {
-        if c < ' ' && self.scanner.is_in_plain_string() {
+        if c < ' ' && self.scanner.is_in_text() {
             self.out.push_str(&escape(c));
             return Step::More;
         }

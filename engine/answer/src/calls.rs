@@ -92,7 +92,7 @@ impl Calls {
     pub(crate) fn take(&mut self, item: Item<'_>, sink: &mut Sink) {
         match item {
             Item::Text(text) => self.text(text, sink),
-            Item::Marker((_, text)) if self.is_in_string() => self.text(text, sink),
+            Item::Marker((_, text)) if self.is_in_text() => self.text(text, sink),
             Item::Marker(marker) => self.marker(marker, sink),
         }
         self.deliver(sink);
@@ -104,10 +104,10 @@ impl Calls {
         self.give_up(sink);
     }
 
-    fn is_in_string(&self) -> bool {
+    fn is_in_text(&self) -> bool {
         match &self.state {
-            State::Object(object) => object.is_in_string(),
-            State::Bare { arguments, .. } => arguments.is_in_string(),
+            State::Object(object) => object.is_in_text(),
+            State::Bare { arguments, .. } => arguments.is_in_text(),
             _ => false,
         }
     }

@@ -81,16 +81,8 @@ impl Scanner {
         }
     }
 
-    /// Whether the next character stands inside a string.
-    pub(crate) fn is_in_string(&self) -> bool {
-        matches!(
-            self.state,
-            State::Text { .. } | State::Escape { .. } | State::Hex { .. }
-        )
-    }
-
     /// Whether the next character is a string's own, not part of an escape.
-    pub(crate) fn is_in_plain_string(&self) -> bool {
+    pub(crate) fn is_in_text(&self) -> bool {
         matches!(self.state, State::Text { .. })
     }
 

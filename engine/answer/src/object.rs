@@ -53,13 +53,13 @@ impl Object {
         }
     }
 
-    /// Whether the next character stands inside a string.
-    pub(crate) fn is_in_string(&self) -> bool {
+    /// Whether the next character is a string's own, not part of an escape.
+    pub(crate) fn is_in_text(&self) -> bool {
         match &self.state {
             State::Key(scanner, _) | State::Name(scanner, _) | State::Other(scanner) => {
-                scanner.is_in_string()
+                scanner.is_in_text()
             }
-            State::Arguments => self.arguments.is_in_string(),
+            State::Arguments => self.arguments.is_in_text(),
             _ => false,
         }
     }
