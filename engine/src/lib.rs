@@ -9,6 +9,7 @@ pub mod metrics;
 pub mod model;
 pub mod ops;
 pub mod output;
+pub mod parallel;
 pub mod progress;
 pub mod request;
 pub mod sample;

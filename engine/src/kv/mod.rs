@@ -2,9 +2,10 @@
 //!
 //! [`pool`] owns the blocks and decides who keeps one and who loses one; [`prefix`] finds computed
 //! blocks again by their hash; [`table`] is one sequence's view: its blocks in order. [`storage`]
-//! is the memory behind the ids. Prefix caching is the pool itself: a full block stays where it
+//! is the memory behind the ids, [`layout`] how a block looks outside it. Prefix caching is the pool itself: a full block stays where it
 //! was computed and is shared by reference, so nothing full is ever copied.
 
+pub mod layout;
 pub mod pool;
 pub mod prefix;
 pub mod storage;

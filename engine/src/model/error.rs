@@ -77,6 +77,24 @@ pub enum ModelError {
         /// The variant's name.
         wanted: &'static str,
     },
+    /// More ranks than there are parts to hand out.
+    #[error("a model of {units} {what} cannot span {ranks} ranks")]
+    Ranks {
+        /// What is handed out.
+        what: &'static str,
+        /// How many there are.
+        units: usize,
+        /// Ranks asked for.
+        ranks: usize,
+    },
+    /// A weight cannot be cut for this rank.
+    #[error("tensor {name} cannot be cut: {source}")]
+    Shard {
+        /// The tensor's name.
+        name: String,
+        /// Why not.
+        source: crate::ops::shard::ShardError,
+    },
     /// The options make no sense.
     #[error("{what} must be {allowed}")]
     Options {
@@ -162,4 +180,7 @@ pub enum ForwardError {
         /// The last one there is: after the output norm.
         last: usize,
     },
+    /// Another rank of the group has failed; the group cannot run any more.
+    #[error("a rank of this node has failed; the node must be restarted")]
+    RankLost,
 }

@@ -1,17 +1,26 @@
-//! The forward pass of a llama model, read top to bottom, over any op set.
+//! The forward pass of a llama model, read top to bottom, over any op set and any group of ranks.
+//!
+//! A rank alone computes everything. One of several computes its part of each large product, and
+//! meets the others three times: to add up the table's rows and the two products of every layer
+//! that sum over what is spread, and to gather the logits.
 
 use super::config::ModelConfig;
+use super::part::Part;
 use super::pass::{Pass, PassOutput};
-use super::weights::{Layer, Weights};
-use crate::kv::storage::{BlockId, KvShape, KvStorage};
-use crate::ops::{Heads, Ops, Precision, Rotation, SeqInput};
+use super::weights::Weights;
+use crate::kv::layout::{self, BlockLayout, HeadRange, KvValue as _, LayoutError};
+use crate::kv::storage::{BLOCK_TOKENS, BlockId, KvShape, KvStorage};
+use crate::ops::{Ops, Precision, Rotation, SeqInput, sized};
+use crate::parallel::Collectives;
 
-/// A llama model on one op set.
-pub(crate) struct Llama<O: Ops> {
+/// A llama model on one op set, or a rank's part of it.
+pub(crate) struct Llama<O: Ops, C: Collectives> {
     config: ModelConfig,
+    part: Part,
     ops: O,
     weights: Weights<O::Matrix>,
     kv: KvStorage<O::KvValue>,
+    ranks: C,
     scratch: Scratch<O::Input>,
 }
 
@@ -31,27 +40,33 @@ struct Scratch<I> {
     ff_input: I,
     hidden: I,
     last: I,
+    /// This rank's summand of what the ranks add up, or its columns of the logits; empty for a
+    /// rank alone.
+    partial: Vec<f32>,
 }
 
-impl<O: Ops> Llama<O> {
+impl<O: Ops, C: Collectives> Llama<O, C> {
     /// Puts the parts together, with an empty KV pool.
     pub(crate) fn new(
         config: ModelConfig,
-        ops: O,
-        weights: Weights<O::Matrix>,
+        part: Part,
+        (ops, weights): (O, Weights<O::Matrix>),
         kv_blocks: usize,
-    ) -> Llama<O> {
+        ranks: C,
+    ) -> Llama<O, C> {
         let shape = KvShape {
             blocks: kv_blocks,
-            heads: config.kv_heads,
+            heads: part.kv_heads.len(),
             head_dim: config.head_dim,
         };
         let kv = KvStorage::new(config.layers, shape);
         Llama {
             config,
+            part,
             ops,
             weights,
             kv,
+            ranks,
             scratch: Scratch::new::<O>(),
         }
     }
@@ -61,116 +76,206 @@ impl<O: Ops> Llama<O> {
         self.weights.matrices().map(O::matrix_bytes).sum()
     }
 
+    /// Bytes of the buffers of a pass, as they are now.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.scratch.bytes::<O>() + self.ops.scratch_bytes()
+    }
+
     /// Copies one block's KV onto another.
     pub(crate) fn copy_block(&mut self, from: BlockId, to: BlockId) {
         self.kv.copy_block(from, to);
     }
 
+    /// How this rank's KV blocks look from outside.
+    pub(crate) fn block_layout(&self) -> BlockLayout {
+        BlockLayout {
+            dtype: O::KvValue::DTYPE,
+            key_order: O::KEY_ORDER,
+            block_tokens: BLOCK_TOKENS,
+            layers: self.config.layers,
+            kv_heads: self.config.kv_heads,
+            heads: HeadRange {
+                first: self.part.kv_heads.start,
+                count: self.part.kv_heads.len(),
+            },
+            head_dim: self.config.head_dim,
+        }
+    }
+
+    /// Appends one layer of a block to `out`.
+    pub(crate) fn export_block(
+        &self,
+        (block, layer): (BlockId, usize),
+        tokens: usize,
+        out: &mut Vec<u8>,
+    ) {
+        layout::export(&self.kv, &self.block_layout(), (block, layer), tokens, out);
+    }
+
+    /// Takes one layer of a block in.
+    pub(crate) fn import_block(
+        &mut self,
+        place: (BlockId, usize),
+        bytes: &[u8],
+    ) -> Result<HeadRange, LayoutError> {
+        let own = self.block_layout();
+        layout::import(&mut self.kv, &own, place, bytes)
+    }
+
     /// One checked pass.
     pub(crate) fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) {
-        let Llama {
-            config,
-            ops,
-            weights,
-            kv,
-            scratch,
-        } = self;
-        let (batch, last) = (pass.batch, config.layers);
+        let last = self.config.layers;
         output.hidden.resize_with(pass.capture.len(), Vec::new);
-        scratch.prepare(config, batch);
-        ops.embed(&weights.table, &scratch.tokens, &mut scratch.x);
-        for (index, layer) in weights.layers.iter().enumerate() {
-            capture(pass, output, index, &scratch.x);
-            attention(config, ops, (index, layer), batch, kv, scratch);
-            feed_forward(config, ops, layer, scratch);
+        self.scratch.prepare(&self.config, &self.part, pass.batch);
+        self.embed();
+        for layer in 0..last {
+            self.capture(layer, pass, output);
+            self.attention(layer, pass.batch);
+            self.feed_forward(layer);
         }
-        capture(pass, output, last, &scratch.x);
-        for (wanted, hidden) in pass.capture.iter().zip(&mut output.hidden) {
-            if *wanted > last {
-                hidden.resize(scratch.x.len(), 0.0);
-                ops.norm_floats(&scratch.x, &weights.output_norm, config.rms_eps, hidden);
+        self.capture(last, pass, output);
+        self.capture_normed(pass, output);
+        self.logits(pass.batch, &mut output.logits);
+    }
+
+    /// Looks the tokens up. A rank has the rows of some tokens and adds zeros for the others.
+    fn embed(&mut self) {
+        let Scratch { tokens, x, .. } = &mut self.scratch;
+        if self.ranks.rank().count() == 1 {
+            self.ops.embed(&self.weights.table, tokens, x);
+            return;
+        }
+        let own = |token: u32| self.part.vocab.contains(&(token as usize));
+        let first = self.part.vocab.start as u32;
+        let local: Vec<u32> = tokens
+            .iter()
+            .map(|token| if own(*token) { token - first } else { 0 })
+            .collect();
+        self.ops.embed(&self.weights.table, &local, x);
+        for (row, token) in x.chunks_exact_mut(self.config.width).zip(&*tokens) {
+            if !own(*token) {
+                row.fill(0.0);
             }
         }
-        let rows = scratch.keep_wanted(config, batch);
-        output.logits.resize(rows * config.vocab, 0.0);
-        if rows > 0 {
-            let matrix = weights.output.as_ref().unwrap_or(&weights.table);
-            ops.norm(
-                &scratch.x,
-                &weights.output_norm,
-                config.rms_eps,
-                &mut scratch.last,
-            );
-            ops.project(&scratch.last, [(matrix, &mut output.logits)]);
+        self.ranks.all_reduce(x);
+    }
+
+    fn attention(&mut self, index: usize, batch: &[SeqInput<'_>]) {
+        let (ops, layer) = (&mut self.ops, &self.weights.layers[index]);
+        let Scratch {
+            tokens,
+            rotation,
+            x,
+            queries,
+            keys,
+            values,
+            attention_input: input,
+            attended,
+            partial,
+            ..
+        } = &mut self.scratch;
+        ops.norm(x, &layer.attention_norm, self.config.rms_eps, input);
+        ops.project(
+            input,
+            [
+                (&layer.query, queries),
+                (&layer.key, keys),
+                (&layer.value, values),
+            ],
+        );
+        ops.rotate(queries, tokens.len(), rotation);
+        ops.rotate(keys, tokens.len(), rotation);
+        ops.store(index, batch, (keys, values), &mut self.kv);
+        let heads = self.part.heads();
+        ops.attend(index, batch, (queries, heads), &self.kv, attended);
+        let product = (&*attended, &layer.attention_output);
+        add_product(ops, &mut self.ranks, product, partial, x);
+    }
+
+    fn feed_forward(&mut self, index: usize) {
+        let (ops, layer) = (&mut self.ops, &self.weights.layers[index]);
+        let Scratch {
+            x,
+            ff_input: input,
+            hidden,
+            partial,
+            ..
+        } = &mut self.scratch;
+        ops.norm(x, &layer.ff_norm, self.config.rms_eps, input);
+        ops.gated(input, &layer.gate, &layer.up, hidden);
+        add_product(ops, &mut self.ranks, (&*hidden, &layer.down), partial, x);
+    }
+
+    /// Copies the residual stream out where it is asked for as `layer`.
+    fn capture(&self, layer: usize, pass: &Pass<'_>, output: &mut PassOutput) {
+        for (wanted, hidden) in pass.capture.iter().zip(&mut output.hidden) {
+            if *wanted == layer {
+                hidden.clear();
+                hidden.extend_from_slice(&self.scratch.x);
+            }
         }
+    }
+
+    /// The same for what comes after the output norm.
+    fn capture_normed(&mut self, pass: &Pass<'_>, output: &mut PassOutput) {
+        let (x, weight) = (&self.scratch.x, &self.weights.output_norm);
+        for (wanted, hidden) in pass.capture.iter().zip(&mut output.hidden) {
+            if *wanted > self.config.layers {
+                hidden.resize(x.len(), 0.0);
+                self.ops.norm_floats(x, weight, self.config.rms_eps, hidden);
+            }
+        }
+    }
+
+    /// The rows of logits that the batch asks for. A rank computes those of its tokens.
+    fn logits(&mut self, batch: &[SeqInput<'_>], logits: &mut Vec<f32>) {
+        let vocab = self.config.vocab;
+        let rows = self.scratch.keep_wanted(&self.config, batch);
+        sized(logits, rows * vocab, 0.0);
+        if rows == 0 {
+            return;
+        }
+        let Scratch {
+            x, last, partial, ..
+        } = &mut self.scratch;
+        let (ops, weights) = (&mut self.ops, &self.weights);
+        let matrix = weights.output.as_ref().unwrap_or(&weights.table);
+        ops.norm(x, &weights.output_norm, self.config.rms_eps, last);
+        if self.ranks.rank().count() == 1 {
+            ops.project(last, [(matrix, logits)]);
+            return;
+        }
+        sized(partial, rows * self.part.vocab.len(), 0.0);
+        ops.project(last, [(matrix, partial)]);
+        let mut column = 0;
+        self.ranks.all_gather(partial, &mut |_, part| {
+            let width = part.len() / rows;
+            for (row, part) in logits.chunks_exact_mut(vocab).zip(part.chunks_exact(width)) {
+                row[column..column + width].copy_from_slice(part);
+            }
+            column += width;
+        });
     }
 }
 
-/// Copies the residual stream out where it is asked for as `layer`.
-fn capture(pass: &Pass<'_>, output: &mut PassOutput, layer: usize, x: &[f32]) {
-    for (wanted, hidden) in pass.capture.iter().zip(&mut output.hidden) {
-        if *wanted == layer {
-            hidden.clear();
-            hidden.extend_from_slice(x);
-        }
+/// `x` += matrix × the input rows, where each rank has some of the columns.
+fn add_product<O: Ops, C: Collectives>(
+    ops: &mut O,
+    ranks: &mut C,
+    (input, matrix): (&O::Input, &O::Matrix),
+    partial: &mut Vec<f32>,
+    x: &mut [f32],
+) {
+    if ranks.rank().count() == 1 {
+        ops.project_add(input, matrix, x);
+        return;
     }
-}
-
-fn attention<O: Ops>(
-    config: &ModelConfig,
-    ops: &mut O,
-    (index, layer): (usize, &Layer<O::Matrix>),
-    batch: &[SeqInput<'_>],
-    kv: &mut KvStorage<O::KvValue>,
-    scratch: &mut Scratch<O::Input>,
-) {
-    let Scratch {
-        tokens,
-        rotation,
-        x,
-        queries,
-        keys,
-        values,
-        attention_input: input,
-        attended,
-        ..
-    } = scratch;
-    let heads = Heads {
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        dim: config.head_dim,
-    };
-    ops.norm(x, &layer.attention_norm, config.rms_eps, input);
-    ops.project(
-        input,
-        [
-            (&layer.query, queries),
-            (&layer.key, keys),
-            (&layer.value, values),
-        ],
-    );
-    ops.rotate(queries, tokens.len(), rotation);
-    ops.rotate(keys, tokens.len(), rotation);
-    ops.store(index, batch, (keys, values), kv);
-    ops.attend(index, batch, (queries, heads), kv, attended);
-    ops.project_add(attended, &layer.attention_output, x);
-}
-
-fn feed_forward<O: Ops>(
-    config: &ModelConfig,
-    ops: &mut O,
-    layer: &Layer<O::Matrix>,
-    scratch: &mut Scratch<O::Input>,
-) {
-    let Scratch {
-        x,
-        ff_input: input,
-        hidden,
-        ..
-    } = scratch;
-    ops.norm(x, &layer.ff_norm, config.rms_eps, input);
-    ops.gated(input, &layer.gate, &layer.up, hidden);
-    ops.project_add(hidden, &layer.down, x);
+    sized(partial, x.len(), 0.0);
+    ops.project(input, [(matrix, partial)]);
+    ranks.all_reduce(partial);
+    for (value, sum) in x.iter_mut().zip(&*partial) {
+        *value += sum;
+    }
 }
 
 impl<I> Scratch<I> {
@@ -192,27 +297,49 @@ impl<I> Scratch<I> {
             ff_input: O::input(coarse),
             hidden: O::input(fine),
             last: O::input(fine),
+            partial: Vec::new(),
         }
     }
 
+    /// Bytes of the buffers as they are now.
+    fn bytes<O: Ops<Input = I>>(&self) -> usize {
+        let floats = [
+            &self.rotation.cos,
+            &self.rotation.sin,
+            &self.x,
+            &self.queries,
+            &self.keys,
+            &self.values,
+            &self.partial,
+        ];
+        let inputs = [
+            &self.attention_input,
+            &self.attended,
+            &self.ff_input,
+            &self.hidden,
+            &self.last,
+        ];
+        size_of::<u32>() * self.tokens.capacity()
+            + size_of::<f32>() * floats.map(Vec::capacity).iter().sum::<usize>()
+            + inputs.map(O::input_bytes).iter().sum::<usize>()
+    }
+
     /// Sizes the buffers for the batch and fills in tokens and angles.
-    fn prepare(&mut self, config: &ModelConfig, batch: &[SeqInput<'_>]) {
+    fn prepare(&mut self, config: &ModelConfig, part: &Part, batch: &[SeqInput<'_>]) {
+        let rows = batch.iter().map(|seq| seq.tokens.len()).sum();
         self.tokens.clear();
-        self.rotation.restart(config.head_dim / 2);
+        self.tokens.reserve_exact(rows);
+        self.rotation.restart(config.head_dim / 2, rows);
         for seq in batch {
             self.tokens.extend(seq.tokens);
             for position in seq.start..seq.start + seq.tokens.len() {
                 self.rotation.push(position, config.rope_base);
             }
         }
-        let rows = self.tokens.len();
-        self.x.resize(rows * config.width, 0.0);
-        self.queries
-            .resize(rows * config.heads * config.head_dim, 0.0);
-        self.keys
-            .resize(rows * config.kv_heads * config.head_dim, 0.0);
-        self.values
-            .resize(rows * config.kv_heads * config.head_dim, 0.0);
+        sized(&mut self.x, rows * config.width, 0.0);
+        sized(&mut self.queries, rows * part.queries().len(), 0.0);
+        sized(&mut self.keys, rows * part.keys().len(), 0.0);
+        sized(&mut self.values, rows * part.keys().len(), 0.0);
     }
 
     /// Keeps the rows of `x` whose logits are wanted, and says how many.
@@ -233,10 +360,12 @@ impl<I> Scratch<I> {
 }
 
 impl Rotation {
-    fn restart(&mut self, half: usize) {
+    fn restart(&mut self, half: usize, rows: usize) {
         self.half = half;
-        self.cos.clear();
-        self.sin.clear();
+        for angles in [&mut self.cos, &mut self.sin] {
+            angles.clear();
+            angles.reserve_exact(rows * half);
+        }
     }
 
     /// Appends one position's angles. Frequencies and angles are rounded to f32 as the reference

@@ -12,11 +12,15 @@ pub mod config;
 pub mod error;
 pub mod file;
 mod llama;
+mod load;
+mod memory;
+mod part;
 mod pass;
 mod weights;
 
 use prompt::gguf::Header;
 
+use crate::kv::layout::{BlockLayout, HeadRange, LayoutError};
 pub use crate::kv::storage::{BLOCK_TOKENS, BlockId};
 pub use crate::ops::SeqInput;
 pub use config::ModelConfig;
@@ -27,8 +31,7 @@ pub use pass::{Pass, PassOutput};
 use crate::ops::Ops;
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Avx2, Avx512, Isa as _};
-use crate::ops::cpu::{CpuOps, Portable};
-use crate::ops::reference::ReferenceOps;
+use crate::parallel::Collectives;
 use llama::Llama;
 use pass::PassCheck;
 
@@ -55,6 +58,12 @@ pub enum Variant {
 impl Variant {
     /// All variants, best first.
     pub const ALL: [Variant; 3] = [Variant::Avx512, Variant::Avx2, Variant::Portable];
+
+    /// The best that this processor can run.
+    pub fn best() -> Variant {
+        let found = Variant::ALL.into_iter().find(|v| v.is_available());
+        found.unwrap_or(Variant::Portable)
+    }
 
     /// Whether this processor can run it.
     pub fn is_available(self) -> bool {
@@ -99,13 +108,21 @@ pub struct Model {
     runner: Box<dyn Runner>,
 }
 
-/// A model on some op set, with the op set's types out of sight.
+/// A model on some op set and some group of ranks, with their types out of sight.
 trait Runner: Send {
     fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput);
     fn copy_block(&mut self, from: BlockId, to: BlockId);
+    fn block_layout(&self) -> BlockLayout;
+    fn export_block(&self, place: (BlockId, usize), tokens: usize, out: &mut Vec<u8>);
+    fn import_block(
+        &mut self,
+        place: (BlockId, usize),
+        bytes: &[u8],
+    ) -> Result<HeadRange, LayoutError>;
+    fn scratch_bytes(&self) -> usize;
 }
 
-impl<O: Ops> Runner for Llama<O> {
+impl<O: Ops, C: Collectives> Runner for Llama<O, C> {
     fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) {
         Llama::run(self, pass, output);
     }
@@ -113,64 +130,32 @@ impl<O: Ops> Runner for Llama<O> {
     fn copy_block(&mut self, from: BlockId, to: BlockId) {
         Llama::copy_block(self, from, to);
     }
+
+    fn block_layout(&self) -> BlockLayout {
+        Llama::block_layout(self)
+    }
+
+    fn export_block(&self, place: (BlockId, usize), tokens: usize, out: &mut Vec<u8>) {
+        Llama::export_block(self, place, tokens, out);
+    }
+
+    fn import_block(
+        &mut self,
+        place: (BlockId, usize),
+        bytes: &[u8],
+    ) -> Result<HeadRange, LayoutError> {
+        Llama::import_block(self, place, bytes)
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        Llama::scratch_bytes(self)
+    }
 }
 
 impl Model {
     /// Reads the hyperparameters without loading anything.
     pub fn config(header: &Header) -> Result<ModelConfig, ModelError> {
         ModelConfig::from_header(header)
-    }
-
-    /// Bytes of KV that one block takes, over all layers.
-    pub fn kv_block_bytes(config: &ModelConfig, ops: OpsKind) -> usize {
-        let value_bytes = match ops {
-            OpsKind::Reference => size_of::<f32>(),
-            OpsKind::Cpu => size_of::<half::f16>(),
-        };
-        2 * config.layers * config.kv_heads * config.head_dim * BLOCK_TOKENS * value_bytes
-    }
-
-    /// Packs the weights and sets up KV pool and threads. `progress` is called with the share
-    /// done, from 0 to 1.
-    pub fn load(
-        file: &GgufFile,
-        options: &ModelOptions,
-        progress: &mut dyn FnMut(f32),
-    ) -> Result<Model, ModelError> {
-        let best = Variant::ALL
-            .into_iter()
-            .find(|variant| variant.is_available());
-        Model::load_on(best.unwrap_or(Variant::Portable), file, options, progress)
-    }
-
-    /// As [`Model::load`], but on a given instruction set instead of the best one. It matters
-    /// to [`OpsKind::Cpu`] alone.
-    pub fn load_on(
-        variant: Variant,
-        file: &GgufFile,
-        options: &ModelOptions,
-        progress: &mut dyn FnMut(f32),
-    ) -> Result<Model, ModelError> {
-        if options.threads == 0 || options.kv_blocks == 0 || options.kv_blocks > u32::MAX as usize {
-            let what = if options.threads == 0 {
-                "threads"
-            } else {
-                "kv_blocks"
-            };
-            return Err(ModelError::Options {
-                what,
-                allowed: "at least 1 and below 2^32",
-            });
-        }
-        let loading = Loading {
-            file,
-            config: Model::config(file.header())?,
-            options,
-        };
-        match options.ops {
-            OpsKind::Reference => loading.run_on(ReferenceOps::new(options.threads), progress),
-            OpsKind::Cpu => loading.run_on_variant(variant, progress),
-        }
     }
 
     /// The hyperparameters of this model.
@@ -183,17 +168,57 @@ impl Model {
         self.weight_bytes
     }
 
+    /// Bytes of the buffers of a pass, as they have grown by now: at most
+    /// [`Model::scratch_bytes`] of the largest pass so far.
+    pub fn scratch_held(&self) -> usize {
+        self.runner.scratch_bytes()
+    }
+
     /// Copies one block's KV onto another, in every layer: how a partial tail block is shared.
     pub fn copy_block(&mut self, from: BlockId, to: BlockId) {
-        for block in [from, to] {
-            let pool = self.kv_blocks;
-            assert!(
-                (block.0 as usize) < pool,
-                "block {} of a pool of {pool}",
-                block.0
-            );
-        }
+        self.assert_block(from);
+        self.assert_block(to);
         self.runner.copy_block(from, to);
+    }
+
+    /// How the KV blocks of this model look outside its pool.
+    pub fn block_layout(&self) -> BlockLayout {
+        self.runner.block_layout()
+    }
+
+    /// Appends one layer of a block to `out`, as a record of [`crate::kv::layout`]. `tokens`
+    /// leading positions are computed; what the pool has after them is left out.
+    pub fn export_block(&self, block: BlockId, layer: usize, tokens: usize, out: &mut Vec<u8>) {
+        self.assert_block(block);
+        let layers = self.config.layers;
+        assert!(layer < layers, "layer {layer} of {layers}");
+        assert!(
+            (1..=BLOCK_TOKENS).contains(&tokens),
+            "{tokens} tokens of a block of {BLOCK_TOKENS}"
+        );
+        self.runner.export_block((block, layer), tokens, out);
+    }
+
+    /// Takes one layer of a block in, and says which heads the record had of this pool's: the
+    /// block is whole when all layers and heads are. Nothing about the bytes is trusted; when they
+    /// are refused, the pool is as it was.
+    pub fn import_block(
+        &mut self,
+        block: BlockId,
+        layer: usize,
+        bytes: &[u8],
+    ) -> Result<HeadRange, LayoutError> {
+        self.assert_block(block);
+        self.runner.import_block((block, layer), bytes)
+    }
+
+    fn assert_block(&self, block: BlockId) {
+        let pool = self.kv_blocks;
+        assert!(
+            (block.0 as usize) < pool,
+            "block {} of a pool of {pool}",
+            block.0
+        );
     }
 
     /// Runs every sequence's tokens in one pass, and hands out what it asks for.
@@ -229,63 +254,5 @@ impl std::fmt::Debug for Model {
         f.debug_struct("Model")
             .field("config", &self.config)
             .finish_non_exhaustive()
-    }
-}
-
-/// What is known before an op set is chosen.
-struct Loading<'a> {
-    file: &'a GgufFile,
-    config: ModelConfig,
-    options: &'a ModelOptions,
-}
-
-impl Loading<'_> {
-    fn run_on_variant(
-        self,
-        variant: Variant,
-        progress: &mut dyn FnMut(f32),
-    ) -> Result<Model, ModelError> {
-        let threads = self.options.threads;
-        let missing = || ModelError::Variant {
-            wanted: variant.as_str(),
-        };
-        match variant {
-            #[cfg(target_arch = "x86_64")]
-            Variant::Avx512 => self.run_on(
-                CpuOps::<Avx512>::new(threads).ok_or_else(missing)?,
-                progress,
-            ),
-            #[cfg(target_arch = "x86_64")]
-            Variant::Avx2 => {
-                self.run_on(CpuOps::<Avx2>::new(threads).ok_or_else(missing)?, progress)
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            Variant::Avx512 | Variant::Avx2 => Err(missing()),
-            Variant::Portable => self.run_on(
-                CpuOps::<Portable>::new(threads).ok_or_else(missing)?,
-                progress,
-            ),
-        }
-    }
-
-    fn run_on<O: Ops + 'static>(
-        self,
-        mut ops: O,
-        progress: &mut dyn FnMut(f32),
-    ) -> Result<Model, ModelError> {
-        let Loading {
-            file,
-            config,
-            options,
-        } = self;
-        let weights = weights::load(file, &config, &mut ops, progress)?;
-        let llama = Llama::new(config, ops, weights, options.kv_blocks);
-        Ok(Model {
-            config,
-            kv_blocks: options.kv_blocks,
-            check: PassCheck::new(options.kv_blocks),
-            weight_bytes: llama.weight_bytes(),
-            runner: Box::new(llama),
-        })
     }
 }

@@ -1,15 +1,18 @@
 //! Which tensors make up a llama model, and are they all there in the right shape?
 //!
 //! Every tensor is looked up, checked against the shape that the metadata implies, and packed by
-//! the op set. Small vectors (norm weights) are plain f32 for both op sets.
+//! the op set, or the part of it that this rank holds. Small vectors (norm weights) are plain f32 for both op sets.
+
+use std::ops::Range;
 
 use prompt::gguf::{Dtype, TensorInfo};
 
 use super::config::ModelConfig;
 use super::error::ModelError;
 use super::file::GgufFile;
+use super::part::Part;
 use crate::ops::reference::dequant::{dequantise, stored_bytes};
-use crate::ops::{Ops, RowOrder, Tensor};
+use crate::ops::{Ops, RowOrder, Tensor, shard};
 
 /// The packed weights of a model.
 #[derive(Debug)]
@@ -36,10 +39,10 @@ pub(crate) struct Layer<M> {
     pub(crate) down: M,
 }
 
-/// Packs all weights of the file; `progress` hears the share done.
+/// Packs this rank's part of all weights of the file; `progress` hears the share done.
 pub(crate) fn load<O: Ops>(
     file: &GgufFile,
-    config: &ModelConfig,
+    (config, part): (&ModelConfig, &Part),
     ops: &mut O,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Weights<O::Matrix>, ModelError> {
@@ -58,30 +61,32 @@ pub(crate) fn load<O: Ops>(
     let rotary = RowOrder::Rotary {
         head_dim: config.head_dim,
     };
-    let table = loader.matrix("token_embd.weight", config.vocab, width, RowOrder::Plain)?;
+    let plain = RowOrder::Plain;
+    let by_token = Cut::Rows(part.vocab.clone());
+    let table = loader.matrix("token_embd.weight", (config.vocab, width), plain, &by_token)?;
     let mut layers = Vec::with_capacity(config.layers);
+    let [of_queries, of_keys, of_ff] =
+        [part.queries(), part.keys(), part.ff.clone()].map(Cut::Rows);
+    let [from_queries, from_ff] = [part.queries(), part.ff.clone()].map(Cut::Cols);
     for layer in 0..config.layers {
         let name = |part: &str| format!("blk.{layer}.{part}.weight");
+        let mut matrix =
+            |part: &str, shape, order, cut| loader.matrix(&name(part), shape, order, cut);
         layers.push(Layer {
+            query: matrix("attn_q", (queries, width), rotary, &of_queries)?,
+            key: matrix("attn_k", (keys, width), rotary, &of_keys)?,
+            value: matrix("attn_v", (keys, width), plain, &of_keys)?,
+            attention_output: matrix("attn_output", (width, queries), plain, &from_queries)?,
+            gate: matrix("ffn_gate", (ff, width), plain, &of_ff)?,
+            up: matrix("ffn_up", (ff, width), plain, &of_ff)?,
+            down: matrix("ffn_down", (width, ff), plain, &from_ff)?,
             attention_norm: loader.vector(&name("attn_norm"), width)?,
-            query: loader.matrix(&name("attn_q"), queries, width, rotary)?,
-            key: loader.matrix(&name("attn_k"), keys, width, rotary)?,
-            value: loader.matrix(&name("attn_v"), keys, width, RowOrder::Plain)?,
-            attention_output: loader.matrix(
-                &name("attn_output"),
-                width,
-                queries,
-                RowOrder::Plain,
-            )?,
             ff_norm: loader.vector(&name("ffn_norm"), width)?,
-            gate: loader.matrix(&name("ffn_gate"), ff, width, RowOrder::Plain)?,
-            up: loader.matrix(&name("ffn_up"), ff, width, RowOrder::Plain)?,
-            down: loader.matrix(&name("ffn_down"), width, ff, RowOrder::Plain)?,
         });
     }
     let output_norm = loader.vector("output_norm.weight", width)?;
     let output = match find(file, "output.weight") {
-        Some(_) => Some(loader.matrix("output.weight", config.vocab, width, RowOrder::Plain)?),
+        Some(_) => Some(loader.matrix("output.weight", (config.vocab, width), plain, &by_token)?),
         None => None,
     };
     progress(1.0);
@@ -91,6 +96,12 @@ pub(crate) fn load<O: Ops>(
         output_norm,
         output,
     })
+}
+
+/// What a rank keeps of a matrix.
+enum Cut {
+    Rows(Range<usize>),
+    Cols(Range<usize>),
 }
 
 impl<M> Weights<M> {
@@ -138,23 +149,30 @@ struct Loader<'a, O> {
 }
 
 impl<'a, O: Ops> Loader<'a, O> {
+    /// Packs what the rank keeps of a matrix.
     fn matrix(
         &mut self,
         name: &str,
-        rows: usize,
-        cols: usize,
+        (rows, cols): (usize, usize),
         order: RowOrder,
+        cut: &Cut,
     ) -> Result<O::Matrix, ModelError> {
         let (dtype, bytes) = self.stored(name, &[cols as u64, rows as u64])?;
-        let matrix = self.ops.pack(
-            &Tensor {
-                dtype,
-                rows,
-                cols,
-                bytes,
-            },
-            order,
-        );
+        let whole = Tensor {
+            dtype,
+            rows,
+            cols,
+            bytes,
+        };
+        let kept = match cut {
+            Cut::Rows(range) => shard::rows(&whole, range.clone()),
+            Cut::Cols(range) => shard::cols(&whole, range.clone()),
+        };
+        let kept = kept.map_err(|source| ModelError::Shard {
+            name: name.to_owned(),
+            source,
+        })?;
+        let matrix = self.ops.pack(&kept.tensor(), order);
         self.done_bytes += bytes.len() as u64;
         (self.progress)(self.done_bytes as f32 / self.total_bytes.max(1) as f32);
         Ok(matrix)

@@ -10,9 +10,11 @@
 
 pub(crate) mod cpu;
 pub mod reference;
+pub mod shard;
 
 use prompt::gguf::Dtype;
 
+use crate::kv::layout::{KeyOrder, KvValue};
 use crate::kv::storage::{BlockId, KvShape, KvStorage};
 
 /// A weight as the file stores it: `rows` rows of `cols` values, `cols` being summed over.
@@ -96,10 +98,18 @@ pub trait Ops: Send {
     /// Rows as matrix products read them.
     type Input: Send;
     /// What the KV pool stores.
-    type KvValue: Copy + Default + Send;
+    type KvValue: KvValue;
+    /// In which order the dimensions of a stored key follow one another.
+    const KEY_ORDER: KeyOrder;
 
     /// Room for rows that products read, to be used again and again.
     fn input(precision: Precision) -> Self::Input;
+
+    /// Bytes of memory that such rows take.
+    fn input_bytes(input: &Self::Input) -> usize;
+
+    /// Bytes of memory of the set's own buffers, as they are now.
+    fn scratch_bytes(&self) -> usize;
 
     /// Packs a weight for the products below.
     fn pack(&mut self, tensor: &Tensor<'_>, order: RowOrder) -> Self::Matrix;
@@ -157,6 +167,13 @@ pub trait Ops: Send {
         kv: &KvStorage<Self::KvValue>,
         out: &mut Self::Input,
     );
+}
+
+/// Gives a buffer of a pass its length. It grows by what is needed and not by doubling, so that the
+/// memory of the largest pass can be said beforehand. What it holds is of no meaning.
+pub(crate) fn sized<T: Clone>(buffer: &mut Vec<T>, len: usize, filler: T) {
+    buffer.reserve_exact(len.saturating_sub(buffer.len()));
+    buffer.resize(len, filler);
 }
 
 /// Where a position's key or value goes: the tile and the slot in it.

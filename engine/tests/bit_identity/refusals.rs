@@ -57,7 +57,7 @@ fn ill_formed_models_are_refused_by_name() {
     check("head size", |tiny| {
         set(tiny, "llama.attention.key_length", Value::U32(24))
     });
-    check("blk.2.attn_norm", |tiny| {
+    check("blk.2.attn_q", |tiny| {
         set(tiny, "llama.block_count", Value::U32(3))
     });
     check("embedding_length", |tiny| {

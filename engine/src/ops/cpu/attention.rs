@@ -23,6 +23,9 @@ const DIM_MAX: usize = 256;
 /// Stands for minus infinity without its arithmetic: e to the power of it is 0 for any score.
 const NONE: f32 = -1e30;
 
+/// The most vectors in a tile.
+pub(crate) const TILE_MAX: usize = 12;
+
 /// Tile sizes there are kernels for.
 pub(crate) fn tile_sizes<I: Isa>() -> &'static [usize] {
     if I::WIDE_TILES {

@@ -17,7 +17,7 @@ mod tests;
 use attention::{Source, Tile};
 
 use isa::LANES;
-use pack::Packed;
+use pack::{BLOCK, Packed};
 use plan::{BlockWrite, Segment};
 use positions::{Rotate, StoreBlock};
 use product::{GatedProduct, GroupProduct, Put};
@@ -28,8 +28,10 @@ pub(crate) use isa::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use isa::{avx2::Avx2, avx512::Avx512};
 
+use crate::kv::layout::KeyOrder;
 use crate::kv::storage::{BLOCK_TOKENS, KvStorage};
-use crate::ops::{Heads, Ops, Precision, Rotation, RowOrder, SeqInput, Tensor};
+use crate::model::ModelConfig;
+use crate::ops::{Heads, Ops, Precision, Rotation, RowOrder, SeqInput, Tensor, sized};
 use crate::sys::disjoint::Disjoint;
 use crate::sys::pool::Pool;
 
@@ -134,13 +136,40 @@ impl<I: Isa> CpuOps<I> {
     }
 }
 
+/// The most bytes that this many rows ready for products take: finely quantised, with their floats.
+pub(crate) fn input_bytes_most(rows: usize, cols: usize) -> usize {
+    let panels = rows.div_ceil(PANEL);
+    let block = PANEL * (2 * BLOCK + 3 * size_of::<f32>());
+    panels * (cols / BLOCK) * block + size_of::<f32>() * rows * cols
+}
+
+/// The most bytes that an op set's own buffers take in a pass of this many rows.
+pub(crate) fn own_bytes_most(config: &ModelConfig, rows: usize) -> usize {
+    let floats = rows * config.ff.max(config.heads * config.head_dim);
+    let normed = rows.div_ceil(PANEL) * config.width;
+    plan::bytes_most(config, rows) + size_of::<f32>() * (floats + normed)
+}
+
 impl<I: Isa> Ops for CpuOps<I> {
     type Matrix = Packed;
     type Input = Rows;
     type KvValue = u16;
+    const KEY_ORDER: KeyOrder = KeyOrder::Halves;
 
     fn input(precision: Precision) -> Rows {
         Rows::new(precision)
+    }
+
+    fn input_bytes(input: &Rows) -> usize {
+        input.bytes()
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        let floats = [&self.normed, &self.floats, &self.partials];
+        size_of::<f32>() * floats.map(Vec::capacity).iter().sum::<usize>()
+            + size_of::<(Tile, usize)>() * self.tiles.capacity()
+            + size_of::<Segment>() * self.segments.capacity()
+            + size_of::<BlockWrite>() * self.blocks.capacity()
     }
 
     fn pack(&mut self, tensor: &Tensor<'_>, order: RowOrder) -> Packed {
@@ -167,7 +196,7 @@ impl<I: Isa> Ops for CpuOps<I> {
         let rows = x.len() / cols;
         out.resize(rows, cols, self.dense);
         let panels = rows.div_ceil(PANEL);
-        self.normed.resize(panels * cols, 0.0);
+        sized(&mut self.normed, panels * cols, 0.0);
         let (isa, writer) = (self.isa, out.writer());
         let scratch = Disjoint::new(&mut self.normed);
         self.pool.run(panels, &|panel| {
@@ -215,7 +244,7 @@ impl<I: Isa> Ops for CpuOps<I> {
     fn gated(&mut self, input: &Rows, gate: &Packed, up: &Packed, out: &mut Rows) {
         let groups = gate.groups();
         let chunk_groups = self.chunk_of_groups(2 * groups, input.rows).div_ceil(2);
-        self.floats.resize(input.rows * gate.rows, 0.0);
+        sized(&mut self.floats, input.rows * gate.rows, 0.0);
         let isa = self.isa;
         let floats = Disjoint::new(&mut self.floats);
         self.pool.run(groups.div_ceil(chunk_groups), &|chunk| {

@@ -8,7 +8,7 @@
 
 use super::isa::{Isa, Kernel, LANES};
 use super::pack::BLOCK;
-use crate::ops::Precision;
+use crate::ops::{Precision, sized};
 use crate::sys::disjoint::Disjoint;
 
 /// Rows in a panel: as many as there are registers for, beside eight of weights.
@@ -58,18 +58,27 @@ impl Rows {
     pub(crate) fn resize(&mut self, rows: usize, cols: usize, keep_floats: bool) {
         (self.rows, self.cols) = (rows, cols);
         let blocks = rows.div_ceil(PANEL) * self.blocks();
-        self.quants.resize(blocks, [[0; BLOCK]; PANEL]);
+        sized(&mut self.quants, blocks, [[0; BLOCK]; PANEL]);
         let lower = if self.precision == Precision::Fine {
             blocks
         } else {
             0
         };
-        self.lower.resize(lower, [[0; BLOCK]; PANEL]);
-        self.scales.resize(blocks, [0.0; PANEL]);
-        self.sums.resize(blocks, [0; PANEL]);
-        self.totals.resize(blocks, [0.0; PANEL]);
-        self.floats
-            .resize(if keep_floats { rows * cols } else { 0 }, 0.0);
+        sized(&mut self.lower, lower, [[0; BLOCK]; PANEL]);
+        sized(&mut self.scales, blocks, [0.0; PANEL]);
+        sized(&mut self.sums, blocks, [0; PANEL]);
+        sized(&mut self.totals, blocks, [0.0; PANEL]);
+        let floats = if keep_floats { rows * cols } else { 0 };
+        sized(&mut self.floats, floats, 0.0);
+    }
+
+    /// Bytes of the buffers as they are now.
+    pub(crate) fn bytes(&self) -> usize {
+        let per_block = [&self.scales, &self.totals];
+        PANEL * BLOCK * (self.quants.capacity() + self.lower.capacity())
+            + size_of::<[f32; PANEL]>() * per_block.map(Vec::capacity).iter().sum::<usize>()
+            + size_of::<[i32; PANEL]>() * self.sums.capacity()
+            + size_of::<f32>() * self.floats.capacity()
     }
 
     /// The rows as something that several threads fill, each its own panels.

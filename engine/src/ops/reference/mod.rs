@@ -6,6 +6,7 @@
 
 pub(crate) mod dequant;
 
+use crate::kv::layout::KeyOrder;
 use crate::kv::storage::{BLOCK_TOKENS, KvStorage};
 use crate::ops::{Heads, Ops, Precision, Rotation, RowOrder, SeqInput, Tensor, slot};
 use crate::sys::pool::Pool;
@@ -46,9 +47,19 @@ impl Ops for ReferenceOps {
     type Matrix = Dense;
     type Input = Vec<f32>;
     type KvValue = f32;
+    const KEY_ORDER: KeyOrder = KeyOrder::Pairs;
 
     fn input(_precision: Precision) -> Vec<f32> {
         Vec::new()
+    }
+
+    fn input_bytes(input: &Vec<f32>) -> usize {
+        size_of::<f32>() * input.capacity()
+    }
+
+    /// Temporary rows are made and dropped inside each op: nothing is kept.
+    fn scratch_bytes(&self) -> usize {
+        0
     }
 
     fn pack(&mut self, tensor: &Tensor<'_>, _order: RowOrder) -> Dense {

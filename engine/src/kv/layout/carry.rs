@@ -1,0 +1,144 @@
+//! The way of a block's values from the pool into a record, and from a record into a pool.
+
+use super::{
+    BlockLayout, HeadRange, KeyOrder, KvDtype, LayoutError, Record, checksum_of, write_header,
+};
+use crate::kv::storage::{BLOCK_TOKENS, BlockId, KvStorage};
+
+/// A value that a pool stores.
+pub trait KvValue: Copy + Default + Send + Sync {
+    /// Its format.
+    const DTYPE: KvDtype;
+
+    /// Appends values as they travel.
+    fn write(values: &[Self], out: &mut Vec<u8>);
+
+    /// The value at some place of a record's tile; `None` if it is not finite or does not fit.
+    fn read(dtype: KvDtype, tile: &[u8], place: usize) -> Option<Self>;
+}
+
+fn half_at(tile: &[u8], place: usize) -> half::f16 {
+    half::f16::from_le_bytes([tile[2 * place], tile[2 * place + 1]])
+}
+
+/// The bits of an f16.
+impl KvValue for u16 {
+    const DTYPE: KvDtype = KvDtype::F16;
+
+    fn write(values: &[u16], out: &mut Vec<u8>) {
+        out.extend(values.iter().flat_map(|bits| bits.to_le_bytes()));
+    }
+
+    fn read(dtype: KvDtype, tile: &[u8], place: usize) -> Option<u16> {
+        match dtype {
+            KvDtype::F16 => {
+                let value = half_at(tile, place);
+                value.is_finite().then(|| value.to_bits())
+            }
+            KvDtype::F32 => None,
+        }
+    }
+}
+
+impl KvValue for f32 {
+    const DTYPE: KvDtype = KvDtype::F32;
+
+    fn write(values: &[f32], out: &mut Vec<u8>) {
+        out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    }
+
+    fn read(dtype: KvDtype, tile: &[u8], place: usize) -> Option<f32> {
+        let value = match dtype {
+            KvDtype::F16 => half_at(tile, place).to_f32(),
+            KvDtype::F32 => f32::from_le_bytes(*tile[4 * place..].first_chunk()?),
+        };
+        value.is_finite().then_some(value)
+    }
+}
+
+/// Appends one layer of a block, of which the first `tokens` positions are computed.
+pub(crate) fn export<T: KvValue>(
+    kv: &KvStorage<T>,
+    own: &BlockLayout,
+    (block, layer): (BlockId, usize),
+    tokens: usize,
+    out: &mut Vec<u8>,
+) {
+    let start = out.len();
+    out.reserve(own.record_bytes());
+    write_header(own, layer, tokens, out);
+    let zeros = vec![T::default(); (BLOCK_TOKENS - tokens) * own.head_dim];
+    for head in 0..own.heads.count {
+        let (keys, values) = tile(kv, (block, layer), head);
+        for dimension in keys.chunks_exact(BLOCK_TOKENS) {
+            T::write(&dimension[..tokens], out);
+            T::write(&zeros[..BLOCK_TOKENS - tokens], out);
+        }
+        T::write(&values[..tokens * own.head_dim], out);
+        T::write(&zeros, out);
+    }
+    let checksum = checksum_of(&out[start..]);
+    out.extend_from_slice(&checksum);
+}
+
+/// Takes the heads of a record in that this pool has, and says which.
+pub(crate) fn import<T: KvValue>(
+    kv: &mut KvStorage<T>,
+    own: &BlockLayout,
+    (block, layer): (BlockId, usize),
+    bytes: &[u8],
+) -> Result<HeadRange, LayoutError> {
+    let record = Record::parse(bytes)?;
+    if record.layer != layer {
+        return Err(LayoutError::Layer {
+            found: record.layer,
+            expected: layer,
+        });
+    }
+    let heads = record.fits(own)?;
+    let dtype = record.layout.dtype;
+    let half_tile = kv.shape().half_tile();
+    // Read twice, so that a record that is refused has changed nothing.
+    for head in heads.first..heads.end() {
+        let tile = record.tile(head);
+        if (0..2 * half_tile).any(|place| T::read(dtype, tile, place).is_none()) {
+            return Err(LayoutError::NotFinite);
+        }
+    }
+    for head in heads.first..heads.end() {
+        let from = record.tile(head);
+        let start = kv.shape().tile_start(layer, block, head - own.heads.first);
+        let to = &mut kv.values_mut()[start..start + 2 * half_tile];
+        for (place, value) in to.iter_mut().enumerate() {
+            let place = if place < half_tile {
+                let dimension = place / BLOCK_TOKENS;
+                let theirs = moved(dimension, own, record.layout.key_order);
+                theirs * BLOCK_TOKENS + place % BLOCK_TOKENS
+            } else {
+                place
+            };
+            *value = T::read(dtype, from, place).unwrap_or_default();
+        }
+    }
+    Ok(heads)
+}
+
+/// Where the key dimension that lies at `dimension` here lies in the other order.
+fn moved(dimension: usize, own: &BlockLayout, theirs: KeyOrder) -> usize {
+    let half = own.head_dim / 2;
+    match (own.key_order, theirs) {
+        (KeyOrder::Pairs, KeyOrder::Halves) => dimension / 2 + dimension % 2 * half,
+        (KeyOrder::Halves, KeyOrder::Pairs) => 2 * (dimension % half) + dimension / half,
+        (KeyOrder::Pairs, KeyOrder::Pairs) | (KeyOrder::Halves, KeyOrder::Halves) => dimension,
+    }
+}
+
+fn tile<T: KvValue>(
+    kv: &KvStorage<T>,
+    (block, layer): (BlockId, usize),
+    head: usize,
+) -> (&[T], &[T]) {
+    let shape = kv.shape();
+    let start = shape.tile_start(layer, block, head);
+    kv.values()[start..start + 2 * shape.half_tile()].split_at(shape.half_tile())
+}
