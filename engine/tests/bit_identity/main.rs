@@ -5,7 +5,12 @@
 //! over kernel variants. A small random model with every storage format goes through all variants,
 //! the default model through those that are fast enough.
 
+mod blocks;
+mod broken;
+mod memory;
+mod ranks;
 mod refusals;
+mod seams;
 mod tiny;
 
 use std::io::Write;
