@@ -7,7 +7,7 @@
 //! without its warm-up pass and with its prompt cache off, which is to its favour in cold start and
 //! the same for both in prefill. The figures are medians over rounds; ratios are what counts.
 
-mod prompts;
+pub(crate) mod prompts;
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

@@ -11,7 +11,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use load_tests::error::LoadError;
 use load_tests::report::Report;
-use load_tests::{agent, echo_node, engine_bench, gateway_bench, http_bench};
+use load_tests::{
+    agent, answers, echo_node, engine_bench, fairness_bench, gateway_bench, http_bench,
+};
 use serde::Serialize;
 
 #[derive(Parser)]
@@ -29,11 +31,18 @@ struct Cli {
 enum Tool {
     /// Agentic sessions in open loop against any OpenAI-compatible address
     Agent(agent::Args),
+    /// How many tokens of answers would be computed again in the next turn?
+    Answers(answers::Args),
     /// A fixed number of requests in closed loop: latency of one address
     HttpBench(http_bench::Args),
+    /// Thousands of requests of every kind; at the end a node must have everything back
+    Soak(soak::Args),
     /// Our engine beside llama.cpp's server
     #[command(hide = true)]
     EngineBench(engine_bench::Args),
+    /// Answers that stream while long prompts arrive
+    #[command(hide = true)]
+    FairnessBench(fairness_bench::Args),
     /// Our gateway beside nginx
     #[command(hide = true)]
     GatewayBench(gateway_bench::Args),
@@ -80,6 +89,10 @@ async fn until_signal(work: impl Future<Output = Result<(), LoadError>>) -> Resu
 async fn run(tool: Tool) -> Result<(), LoadError> {
     match tool {
         Tool::Agent(args) => run_agent(&args).await,
+        Tool::Answers(args) => {
+            let answers = answers::run(&args).await?;
+            show(&answers.table(), &answers, args.json.as_deref())
+        }
         Tool::HttpBench(args) => {
             let figures = http_bench::run(&args).await?;
             println!("{}", json(&figures)?);
@@ -91,9 +104,21 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
                 _ => Ok(()),
             }
         }
+        Tool::Soak(args) => {
+            let soak = soak::run(&args).await?;
+            show(&soak.table(), &soak, args.json.as_deref())?;
+            match soak.faults() {
+                faults if faults.is_empty() => Ok(()),
+                faults => Err(LoadError::program("the soak", faults.join("; "))),
+            }
+        }
         Tool::EngineBench(args) => {
             let comparison = engine_bench::run(&args).await?;
             show(&comparison.table(), &comparison, args.json.as_deref())
+        }
+        Tool::FairnessBench(args) => {
+            let fairness = fairness_bench::run(&args).await?;
+            show(&fairness.table(), &fairness, args.json.as_deref())
         }
         Tool::GatewayBench(args) => {
             let comparison = gateway_bench::run(&args).await?;

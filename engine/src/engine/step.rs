@@ -32,6 +32,8 @@ impl Engine {
             }
         }
         self.publish();
+        #[cfg(test)]
+        self.check_integrity();
     }
 
     /// Ends what nobody waits for any more, and what is past its deadline.

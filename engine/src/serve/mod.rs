@@ -8,6 +8,7 @@
 //! → exit 0. A second signal, or stdin's end with `--exit-with-stdin`, ends the process at once.
 
 mod error;
+mod memory;
 mod signals;
 mod size;
 mod sockets;
@@ -32,8 +33,9 @@ use crate::request::prepare::{Served, ServedParts};
 use crate::server::{App, Loaded, Settings};
 pub use error::ServeError;
 use signals::{Signals, exit_with_stdin};
+pub use memory::Of as MemoryOf;
 pub use size::PoolSizeError;
-use size::{PoolSize, machine_memory, pool_size};
+use size::{Fixed, PoolSize, pool_size};
 use sockets::{Addresses, Sockets, carry_events};
 
 /// Time for connections to send their last bytes once all requests are done.
@@ -69,7 +71,8 @@ async fn serve(config: Config) -> Result<(), ServeError> {
         &model,
         block_bytes,
         config.kv_memory_bytes,
-        machine_memory(),
+        Fixed::of(file.header(), &model, config.ops, config.step_tokens),
+        memory::available(),
     )?;
     let metrics = Arc::new(Metrics::new(&config.model_id, pool.blocks as usize));
     let settings = Settings {

@@ -1,8 +1,15 @@
 //! How many KV blocks does the given memory hold, and is that enough to serve?
+//!
+//! What a node will take is added up before anything is loaded: packed weights, KV pool, and what
+//! passes keep as scratch. A node that would not fit says so with all the numbers, instead of being
+//! killed later, when the pool's pages are touched for the first time.
 
 use cache_index::block::BLOCK_TOKENS;
+use prompt::gguf::Header;
 
-use crate::model::ModelConfig;
+use super::memory::{Available, Of};
+use crate::model::{Model, ModelConfig, OpsKind};
+use crate::scheduler::RUNNING_MAX;
 
 /// Tokens that a pool must hold at least: a system prompt and a short answer.
 const POOL_TOKENS_MIN: usize = 256;
@@ -29,14 +36,56 @@ pub enum PoolSizeError {
         /// The model's context.
         context: usize,
     },
-    /// More than the machine has.
-    #[error("--kv-memory {given} bytes is more than this machine's memory of {memory} bytes")]
+    /// More than there is.
+    #[error(
+        "this node does not fit: {weights} bytes of weights + {pool} of KV pool (--kv-memory) + \
+         {scratch} of scratch = {sum} bytes, and {of} has {available} bytes of memory available; \
+         {advice}"
+    )]
     TooLarge {
-        /// What was given.
-        given: u64,
+        /// Packed weights.
+        weights: u64,
+        /// The pool.
+        pool: u64,
+        /// What passes keep.
+        scratch: u64,
+        /// All of it.
+        sum: u64,
         /// What there is.
-        memory: u64,
+        available: u64,
+        /// Whose memory that is.
+        of: Of,
+        /// What would do.
+        advice: String,
     },
+}
+
+/// What a node takes besides its pool, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fixed {
+    pub(super) weights: u64,
+    pub(super) scratch: u64,
+}
+
+impl Fixed {
+    /// Of a model in this file, in steps of so many tokens. The serving ops pack weights at their
+    /// stored size, give or take the last rows; the reference ops take four bytes for each.
+    pub(super) fn of(
+        header: &Header,
+        model: &ModelConfig,
+        ops: OpsKind,
+        step_tokens: usize,
+    ) -> Self {
+        let bytes = |tensor: &prompt::gguf::TensorInfo| match ops {
+            OpsKind::Cpu => tensor.bytes,
+            OpsKind::Reference => tensor.dims.iter().product::<u64>() * size_of::<f32>() as u64,
+        };
+        let tokens = step_tokens.max(RUNNING_MAX);
+        Self {
+            weights: header.tensors.iter().map(bytes).sum(),
+            scratch: Model::scratch_bytes(model, tokens, RUNNING_MAX) as u64,
+        }
+    }
 }
 
 /// The pool of a node.
@@ -53,11 +102,10 @@ pub(super) fn pool_size(
     model: &ModelConfig,
     block_bytes: usize,
     given: u64,
-    memory: Option<u64>,
+    fixed: Fixed,
+    available: Option<Available>,
 ) -> Result<PoolSize, PoolSizeError> {
-    if let Some(memory) = memory.filter(|memory| *memory < given) {
-        return Err(PoolSizeError::TooLarge { given, memory });
-    }
+    fits(given, fixed, available)?;
     let blocks = u32::try_from(given / block_bytes as u64).unwrap_or(u32::MAX);
     let tokens = blocks as usize * BLOCK_TOKENS;
     let bytes_for = |tokens: usize| (tokens.div_ceil(BLOCK_TOKENS) * block_bytes) as u64;
@@ -78,14 +126,27 @@ pub(super) fn pool_size(
     })
 }
 
-/// The machine's memory in bytes, where the operating system tells it.
-pub(super) fn machine_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
+fn fits(pool: u64, fixed: Fixed, available: Option<Available>) -> Result<(), PoolSizeError> {
+    let Fixed { weights, scratch } = fixed;
+    let sum = weights.saturating_add(pool).saturating_add(scratch);
+    let Some(there) = available.filter(|there| there.bytes < sum) else {
+        return Ok(());
+    };
+    let rest = there.bytes.saturating_sub(weights.saturating_add(scratch));
+    let advice = if rest == 0 {
+        "take a smaller model".to_owned()
+    } else {
+        format!("give at most --kv-memory {rest}")
+    };
+    Err(PoolSizeError::TooLarge {
+        weights,
+        pool,
+        scratch,
+        sum,
+        available: there.bytes,
+        of: there.of,
+        advice,
+    })
 }
 
 #[cfg(test)]
@@ -107,7 +168,15 @@ mod tests {
             rope_base: 1e4,
             rms_eps: 1e-5,
         };
-        let size = |given| pool_size(&model, 1000, given, Some(1 << 20));
+        let fixed = Fixed {
+            weights: 1_000_000,
+            scratch: 40_000,
+        };
+        let available = Available {
+            bytes: 2_000_000,
+            of: Of::Cgroup,
+        };
+        let size = |given| pool_size(&model, 1000, given, fixed, Some(available));
         let fits = |blocks, max_model_len| {
             Ok(PoolSize {
                 blocks,
@@ -117,11 +186,21 @@ mod tests {
         assert_eq!(size(16_000), fits(16, 256));
         assert_eq!(size(16_999), fits(16, 256));
         assert_eq!(size(200_000), fits(200, 2048));
-        let too_large = PoolSizeError::TooLarge {
-            given: 1 << 21,
-            memory: 1 << 20,
+        assert_eq!(size(960_000), fits(960, 2048));
+        let error = size(960_001).expect_err("too large").to_string();
+        for part in ["1000000", "960001", "40000", "2000001", "2000000", "kv-memory 960000"] {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+        assert!(error.contains("control group"), "{error}");
+        let huge = size(u64::MAX).expect_err("too large").to_string();
+        assert!(huge.contains("kv-memory 960000"), "{huge}");
+        let less = Available {
+            bytes: 1_000_000,
+            of: Of::Machine,
         };
-        assert_eq!(size(1 << 21), Err(too_large));
+        let error = pool_size(&model, 1000, 16_000, fixed, Some(less)).expect_err("no room");
+        assert!(error.to_string().contains("a smaller model"), "{error}");
+        assert!(pool_size(&model, 1000, 16_000, fixed, None).is_ok(), "nobody knows");
         let error = size(15_999).expect_err("too small").to_string();
         for part in ["15999", "240 tokens", "16000 bytes", "128000", "2048"] {
             assert!(error.contains(part), "{part} in {error}");

@@ -12,7 +12,7 @@ use rand::{RngExt, SeedableRng};
 use crate::error::LoadError;
 
 /// Makes texts of exactly so many tokens, no two with a common first block.
-pub(super) struct Prompts {
+pub(crate) struct Prompts {
     builder: PromptBuilder,
     words: Vec<String>,
     random: StdRng,
@@ -20,7 +20,7 @@ pub(super) struct Prompts {
 }
 
 impl Prompts {
-    pub(super) fn new(model: &Path, seed: u64) -> Result<Self, LoadError> {
+    pub(crate) fn new(model: &Path, seed: u64) -> Result<Self, LoadError> {
         let bytes = std::fs::read(model).map_err(LoadError::file(model))?;
         let wrong = |e: &dyn std::fmt::Display| {
             LoadError::program("the model file", format!("{}: {e}", model.display()))
@@ -48,12 +48,12 @@ impl Prompts {
     }
 
     /// The id under which our engine serves the file; the peer takes any.
-    pub(super) fn model_id(&self) -> &str {
+    pub(crate) fn model_id(&self) -> &str {
         &self.model_id
     }
 
     /// A text of exactly so many tokens.
-    pub(super) fn next(&mut self, tokens: usize) -> String {
+    pub(crate) fn next(&mut self, tokens: usize) -> String {
         let mut text = String::new();
         while self.builder.tokenizer().encode_text(&text).len() < tokens {
             let missing = tokens - self.builder.tokenizer().encode_text(&text).len();

@@ -1,0 +1,157 @@
+//! Who goes first. Catches a tenant that delays another by queueing much, a short prompt stuck behind
+//! a long one, a request that starves, one that outlives its deadline, and work done twice.
+
+use std::time::{Duration, Instant};
+
+use super::stepper::Stepper;
+use super::*;
+use crate::scheduler::RUNNING_MAX;
+use crate::scheduler::turns::TURN_TOKENS;
+
+#[test]
+fn a_thousand_requests_of_one_tenant_do_not_delay_the_single_one_of_another() {
+    let mut stepper = Stepper::of(2000);
+    let mut random = Random(5);
+    let many: Vec<_> = (0..1000)
+        .map(|_| stepper.submit(job(&random.tokens(300), 200, Some("many"))))
+        .collect();
+    // All slots are taken when the single one comes.
+    while stepper.engine.running.len() < RUNNING_MAX.min(60) {
+        stepper.step();
+    }
+    let before = stepper.computed();
+    let prompt = random.tokens(300);
+    let mut single = stepper.submit(job(&prompt, 5, Some("one")));
+    stepper.finish(&mut single);
+    assert_eq!(single.tokens(), answer(&prompt, 5));
+    let computed = stepper.computed() - before;
+    // Its own 305, as much of the other's, and the other's decodes of these few steps.
+    assert!(computed < 2500, "{computed} tokens until it was done");
+    drop(many);
+    stepper.end();
+}
+
+#[test]
+fn a_full_batch_of_one_tenant_makes_room_for_another() {
+    // 40 blocks hold two of these at most.
+    let mut stepper = Stepper::of(40);
+    let mut random = Random(6);
+    let prompts: Vec<_> = (0..6).map(|_| random.tokens(100)).collect();
+    let mut many: Vec<_> = prompts
+        .iter()
+        .map(|prompt| stepper.submit(job(prompt, 300, Some("many"))))
+        .collect();
+    while many[0].hear().outputs < 20 {
+        stepper.step();
+    }
+    let steps = stepper.steps;
+    let prompt = random.tokens(100);
+    let mut single = stepper.submit(job(&prompt, 3, Some("one")));
+    stepper.finish(&mut single);
+    assert!(stepper.steps - steps < 30, "it did not wait for an answer to end");
+    assert_eq!(single.tokens(), answer(&prompt, 3));
+    for (told, prompt) in many.iter_mut().zip(&prompts) {
+        stepper.finish(told);
+        assert_eq!(told.tokens(), answer(prompt, 300), "the victims come back");
+    }
+    stepper.end();
+}
+
+#[test]
+fn a_short_prompt_passes_a_long_one() {
+    let mut stepper = Stepper::of(1000);
+    let mut random = Random(7);
+    let mut long = stepper.submit(job(&random.tokens(8000), 1, None));
+    stepper.step();
+    let before = stepper.computed();
+    let mut short = stepper.submit(job(&random.tokens(50), 1, None));
+    stepper.finish(&mut short);
+    let computed = stepper.computed() - before;
+    assert!(computed <= (TURN_TOKENS + 64) as u64, "{computed} tokens before it");
+    assert!(long.hear().ended.is_none());
+    stepper.finish(&mut long);
+    stepper.end();
+}
+
+#[test]
+fn nobody_starves_under_adversarial_priorities() {
+    let mut stepper = Stepper::of(60);
+    let mut random = Random(8);
+    let mut low = job(&random.tokens(200), 20, None);
+    low.priority = i32::MAX;
+    let mut low = stepper.submit(low);
+    let mut others = Vec::new();
+    for _ in 0..3000 {
+        while others.len() < 8 {
+            let mut other = job(&random.tokens(100), 10, None);
+            other.priority = i32::MIN + random.below(1000) as i32;
+            others.push(stepper.submit(other));
+        }
+        stepper.step();
+        others.retain_mut(|told| told.hear().ended.is_none());
+        if low.hear().ended.is_some() {
+            break;
+        }
+    }
+    assert_eq!(low.done().0, Ending::Length);
+    // Among equals the more important goes first.
+    drop(others);
+    stepper.step();
+    let mut jobs = Vec::new();
+    for priority in [3, -2, 0] {
+        let mut job = job(&random.tokens(64), 1, None);
+        job.priority = priority;
+        jobs.push((priority, stepper.submit(job)));
+    }
+    let mut order = Vec::new();
+    while !jobs.is_empty() {
+        stepper.step();
+        order.extend(
+            jobs.extract_if(.., |(_, told)| told.hear().ended.is_some())
+                .map(|(priority, _)| priority),
+        );
+    }
+    assert_eq!(order, [-2, 0, 3]);
+    stepper.end();
+}
+
+#[test]
+fn a_beginning_that_is_being_computed_is_not_computed_twice() {
+    let mut stepper = Stepper::of(400);
+    let mut random = Random(9);
+    let beginning = random.tokens(1000);
+    let mut told: Vec<_> = (0..6)
+        .map(|_| {
+            let prompt = [&beginning[..], &random.tokens(20)[..]].concat();
+            stepper.submit(job(&prompt, 1, None))
+        })
+        .collect();
+    // A stranger is not held up by them.
+    let mut stranger = stepper.submit(job(&random.tokens(30), 1, None));
+    stepper.finish(&mut stranger);
+    assert!(stepper.computed() < 500);
+    for told in &mut told {
+        stepper.finish(told);
+    }
+    let most = 1000 + 6 * (20 + 16) + 30;
+    assert!(stepper.computed() <= most, "{} tokens", stepper.computed());
+    stepper.end();
+}
+
+#[test]
+fn a_deadline_ends_a_request_that_waits_and_one_that_runs() {
+    let mut stepper = Stepper::of(100);
+    let mut late = job(&[1, 2, 3], 1500, None);
+    late.deadline = Some(Instant::now() + Duration::from_millis(3));
+    let mut runs = stepper.submit(late);
+    let mut late = job(&[1, 2, 3], 5, None);
+    late.deadline = Some(Instant::now());
+    let mut waits = stepper.submit(late);
+    for told in [&mut waits, &mut runs] {
+        stepper.finish(told);
+        let error = told.failed();
+        assert_eq!((error.kind, error.code), (Kind::TimedOut, "request_timeout"));
+    }
+    assert_eq!(waits.joined, None);
+    stepper.end();
+}

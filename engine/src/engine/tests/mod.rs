@@ -1,0 +1,251 @@
+//! The step loop over a forward pass that remembers what was written into which block.
+//!
+//! It checks every read: a sequence must find its own tokens in its own blocks at every position.
+//! The next token is a hash of all of them, so an answer is right only if every block it was
+//! computed from was. Catches blocks that are shared wrongly, reused too early, lost at a
+//! preemption, or published with other content than their hash says. Engine and pool check
+//! themselves after every step.
+
+mod basics;
+mod fair;
+mod grammar;
+mod many;
+mod pinned;
+mod speculate;
+mod stepper;
+mod vectors;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+use cache_index::block::{BLOCK_TOKENS, Namespace, hash_chain};
+
+use super::{Forward, Handle, Job, Output, Parts, Ticket, Usage, start};
+use crate::error::Kind;
+use crate::kv::table::Scope;
+use crate::metrics::{Ending, Metrics};
+use crate::model::{ForwardError, Pass, PassOutput};
+
+const VOCAB: usize = 64;
+/// Prompts with these tokens break the forward pass.
+const PANICS: u32 = 63;
+const NOT_A_NUMBER: u32 = 62;
+const REFUSED: u32 = 61;
+/// Tokens below this are ordinary.
+const ORDINARY: usize = 60;
+
+const LAYERS: usize = 2;
+
+/// What the model's last layer leaves at a position.
+fn hidden_state(token: u32, position: usize) -> [f32; 3] {
+    [token as f32 - 20.0, (position as f32).sin(), 1.0]
+}
+
+/// What the model says after these tokens.
+fn next_token(tokens: impl Iterator<Item = u32>) -> u32 {
+    let hash = tokens.fold(17_u64, |hash, token| {
+        (hash ^ u64::from(token))
+            .wrapping_mul(0x0100_0000_01b3)
+            .rotate_left(23)
+    });
+    (hash % ORDINARY as u64) as u32
+}
+
+fn answer(prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut tokens = prompt.to_vec();
+    for _ in 0..count {
+        tokens.push(next_token(tokens.iter().copied()));
+    }
+    tokens.split_off(prompt.len())
+}
+
+/// Lets a test hold the engine inside a forward pass.
+#[derive(Default)]
+struct Gate {
+    closed: Mutex<bool>,
+    changed: Condvar,
+    passes: AtomicUsize,
+}
+
+impl Gate {
+    fn set_closed(&self, closed: bool) {
+        *self.closed.lock().unwrap() = closed;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        self.passes.fetch_add(1, Ordering::SeqCst);
+        let closed = self.closed.lock().unwrap();
+        drop(self.changed.wait_while(closed, |closed| *closed).unwrap());
+    }
+}
+
+fn forward(blocks: usize, gate: Arc<Gate>) -> Forward {
+    let mut memory = vec![[None; BLOCK_TOKENS]; blocks];
+    Box::new(move |pass: &Pass<'_>, output: &mut PassOutput| {
+        gate.pass();
+        output.logits.clear();
+        output.hidden.clear();
+        if let [layer] = pass.capture {
+            assert_eq!(*layer, LAYERS + 1, "after the output norm");
+            output.hidden.push(Vec::new());
+        }
+        for sequence in pass.batch {
+            let end = sequence.start + sequence.tokens.len();
+            assert!(
+                sequence.blocks.len() * BLOCK_TOKENS >= end,
+                "blocks cover the tokens"
+            );
+            assert!(!sequence.tokens.contains(&PANICS), "broken on purpose");
+            if sequence.tokens.contains(&REFUSED) {
+                return Err(ForwardError::Empty { sequence: 0 });
+            }
+            for (position, token) in (sequence.start..).zip(sequence.tokens) {
+                let block = sequence.blocks[position / BLOCK_TOKENS].0 as usize;
+                memory[block][position % BLOCK_TOKENS] = Some(*token);
+                if let Some(hidden) = output.hidden.first_mut() {
+                    hidden.extend(hidden_state(*token, position));
+                }
+            }
+            let read = |position: usize| {
+                let block = sequence.blocks[position / BLOCK_TOKENS].0 as usize;
+                memory[block][position % BLOCK_TOKENS].expect("a position that was computed")
+            };
+            for end in end - sequence.logits_last + 1..=end {
+                let mut row = [0.0; VOCAB];
+                row[next_token((0..end).map(read)) as usize] = 1.0;
+                if (0..end).any(|position| read(position) == NOT_A_NUMBER) {
+                    row[5] = f32::NAN;
+                }
+                output.logits.extend(row);
+            }
+        }
+        Ok(())
+    })
+}
+
+fn parts(kv_blocks: u32, gate: Arc<Gate>) -> Parts {
+    Parts {
+        forward: forward(kv_blocks as usize, gate),
+        token_bytes: Box::new(|id, _| format!("{id} ").into_bytes()),
+        vocab: VOCAB,
+        layers: LAYERS,
+        drafter: None,
+        kv_blocks,
+        step_tokens: 64,
+        queue_max: 4096,
+        metrics: Arc::new(Metrics::new("m", kv_blocks as usize)),
+        events: None,
+    }
+}
+
+struct Bench {
+    handle: Handle,
+    metrics: Arc<Metrics>,
+    gate: Arc<Gate>,
+    thread: JoinHandle<()>,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Bench {
+    fn new(kv_blocks: u32, step_tokens: usize, queue_max: usize) -> Self {
+        let gate = Arc::new(Gate::default());
+        let parts = Parts {
+            step_tokens,
+            queue_max,
+            ..parts(kv_blocks, Arc::clone(&gate))
+        };
+        let metrics = Arc::clone(&parts.metrics);
+        let (handle, thread) = start(parts).expect("a thread");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        Self {
+            handle,
+            metrics,
+            gate,
+            thread,
+            runtime: runtime.expect("a runtime"),
+        }
+    }
+
+    fn submit(&self, prompt: &[u32], output_max: usize) -> Ticket {
+        self.handle
+            .submit(job(prompt, output_max, None))
+            .expect("the queue has room")
+    }
+
+    fn wait(&self, mut ticket: Ticket) -> Result<(Vec<u32>, Ending, Usage), Kind> {
+        let mut text = String::new();
+        loop {
+            match self
+                .runtime
+                .block_on(ticket.next())
+                .expect("the engine lives")
+            {
+                Output::Joined { .. } => {}
+                Output::Text { text: more, .. } => text += &more,
+                Output::Done {
+                    text: more,
+                    ending,
+                    usage,
+                    ..
+                } => {
+                    text += &more;
+                    let tokens = text.split_whitespace().map(|id| id.parse().expect("an id"));
+                    return Ok((tokens.collect(), ending, usage));
+                }
+                Output::Embedding(..) => unreachable!("no vector was asked for"),
+                Output::Failed(error) => return Err(error.kind),
+            }
+        }
+    }
+
+    /// Waits for the engine to come to rest, then checks that nothing is held.
+    fn end(self) {
+        self.runtime.block_on(self.handle.idle());
+        self.handle.stop();
+        self.thread
+            .join()
+            .expect("the engine's thread ended in order");
+        assert_eq!(
+            self.metrics.kv_blocks_held.get(),
+            0,
+            "every block was given back"
+        );
+        assert_eq!(
+            (self.metrics.running.get(), self.metrics.waiting.get()),
+            (0, 0)
+        );
+    }
+}
+
+fn job(prompt: &[u32], output_max: usize, salt: Option<&str>) -> Job {
+    let namespace = Namespace::new("m", None, salt);
+    let chain = hash_chain(&namespace, prompt);
+    let salt = salt.map(Arc::from);
+    Job::generate(
+        prompt.to_vec(),
+        chain,
+        Scope { namespace, salt },
+        output_max,
+    )
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963);
+        (self.0 >> 33) as usize % bound
+    }
+
+    fn tokens(&mut self, count: usize) -> Vec<u32> {
+        (0..count).map(|_| self.below(ORDINARY) as u32).collect()
+    }
+}
+
