@@ -75,7 +75,7 @@ fn broken_bodies() -> Vec<Row> {
         ),
         (CHAT, b"".to_vec(), 400, "invalid_json", None),
         (CHAT, vec![b' '; (1 << 20) + 1], 413, "body_too_large", None),
-        ("/v1/embeddings", b"{}".to_vec(), 404, "unknown_path", None),
+        ("/v1/images", b"{}".to_vec(), 404, "unknown_path", None),
         (
             "/v1/models",
             b"{}".to_vec(),
@@ -122,7 +122,7 @@ fn wrong_chats(too_long: &str) -> Vec<Row> {
             "invalid_type",
             "max_tokens",
         ),
-        (json!({"n": 3}), 400, "unsupported_parameter", "n"),
+        (json!({"n": 1000}), 400, "invalid_value", "n"),
         (
             json!({"cache_salt": ""}),
             400,

@@ -218,6 +218,13 @@ pub(crate) fn chat_body(fields: Value) -> Value {
     body
 }
 
+/// A tool with these parameters.
+pub(crate) fn tool(name: &str, parameters: Value) -> Value {
+    let description = format!("Does {name}.");
+    let function = json!({"name": name, "description": description, "parameters": parameters});
+    json!({"type": "function", "function": function})
+}
+
 pub(crate) fn content(answer: &Value) -> String {
     answer["choices"][0]["message"]["content"]
         .as_str()

@@ -7,7 +7,11 @@
 #![expect(clippy::panic, reason = "a helper of a test fails the test")]
 
 mod api;
+mod choices;
 mod clients;
 mod common;
 mod events;
+mod forms;
+mod other;
 mod process;
+mod tools;
