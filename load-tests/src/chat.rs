@@ -194,6 +194,44 @@ pub async fn send(
     outcome
 }
 
+/// Sends a turn and reads its answer as one JSON value, for what an outcome does not hold.
+pub async fn ask(
+    connection: &mut Connection,
+    target: &Target,
+    key: Option<&str>,
+    turn: &Turn,
+) -> Result<Value, Failure> {
+    let failure = |kind, message: String| Failure { kind, message };
+    let request = request(target, key, turn).map_err(|e| failure(FailureKind::Malformed, e))?;
+    let exchange = async {
+        let response = connection.send(request).await.map_err(|e| match e {
+            SendFailure::Connect(message) => failure(FailureKind::Connect, message),
+            SendFailure::Broken(message) => failure(FailureKind::Broken, message),
+        })?;
+        let status = response.status();
+        let body = http_body_util::Limited::new(response.into_body(), BODY_BYTES_MAX)
+            .collect()
+            .await
+            .map_err(|e| failure(FailureKind::Cut, e.to_string()))?;
+        let value: Value = serde_json::from_slice(&body.to_bytes())
+            .map_err(|e| failure(FailureKind::Malformed, e.to_string()))?;
+        if status.is_success() {
+            return Ok(value);
+        }
+        let kind = FailureKind::Status(status.as_u16());
+        Err(failure(kind, error_message(&value)))
+    };
+    let answer = tokio::time::timeout(turn.timeout, exchange).await;
+    let answer = answer.unwrap_or_else(|_| {
+        let message = format!("nothing after {:?}", turn.timeout);
+        Err(failure(FailureKind::Timeout, message))
+    });
+    if answer.is_err() {
+        connection.close();
+    }
+    answer
+}
+
 fn request(
     target: &Target,
     key: Option<&str>,

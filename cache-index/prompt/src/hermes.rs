@@ -1,5 +1,5 @@
 //! How does a model see tools when its template does not know them? In the form of the Hermes
-//! models, which most open models have met in training; docs/tools.md shows it.
+//! models, which most open models have met in training; docs/TOOLS.md shows it.
 //!
 //! Each part stands in for the template on its own: the tools become a preamble of the system
 //! message where the template never reads `tools`; an assistant's calls become `<tool_call>` blocks

@@ -268,4 +268,6 @@ fn delivery(fields: &Fields<'_>) -> Result<Delivery, ApiError> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
