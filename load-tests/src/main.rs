@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand};
 use load_tests::error::LoadError;
 use load_tests::report::Report;
 use load_tests::{
-    agent, answers, echo_node, engine_bench, fairness_bench, gateway_bench, http_bench,
+    agent, answers, echo_node, engine_bench, fairness_bench, gateway_bench, http_bench, soak,
 };
 use serde::Serialize;
 

@@ -182,7 +182,7 @@ fn message(random: &mut StdRng, tokens: usize, number: usize) -> String {
 }
 
 /// Sentences of about so many tokens.
-fn words(random: &mut StdRng, tokens: usize) -> String {
+pub(crate) fn words(random: &mut StdRng, tokens: usize) -> String {
     let count = (tokens as f64 * WORDS_PER_TOKEN).round().max(1.0) as usize;
     let mut text = String::with_capacity(count * 6);
     let mut left_in_sentence = 0_usize;
