@@ -127,12 +127,13 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
     let load = gateway
         .fleet
         .dispatch(&node, uncached, job.output_tokens_expected);
+    let hears = hears(job, &node);
     let request = NodeRequest {
         path: job.dialect.path(),
         request_id: &flow.ctx.request_id,
         timeout_ms: job.timeout_ms,
         body: job.body.clone(),
-        more: if hears(job, &node) {
+        more: if hears {
             token_fields(job)
         } else {
             String::new()
@@ -151,11 +152,13 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
             )));
         }
     };
+    // A prompt's tokens may be megabytes, and the answer may take minutes.
+    drop(request);
     let status = exchange.status();
     let answer = Answer {
         exchange,
         load: Some(load),
-        heard: hears(job, &node).then(Heard::default),
+        heard: hears.then(Heard::default),
         chosen,
     };
     if !(200..300).contains(&status) {
