@@ -101,6 +101,9 @@ macro_rules! on_each_variant {
     }};
 }
 
+// After the macro, which it uses.
+mod shards;
+
 impl<I: Isa> CpuOps<I> {
     /// Lends the op set and these rows, quantised and with their floats kept.
     fn quantise_rows(
@@ -268,6 +271,9 @@ fn norms_equal_the_reference_up_to_a_quant() {
             ReferenceOps::new(1).norm(&x, &weight, 1e-5, &mut expected);
             // The largest normed value is near 2; half a step of 1/127 of it.
             assert_close(name, &numbers(&found), &expected, 0.012);
+            let mut found = vec![f32::NAN; x.len()];
+            ops.norm_floats(&x, &weight, 1e-5, &mut found);
+            assert_close(name, &found, &expected, 1e-6);
         }
     }
     on_each_variant!(check);
