@@ -27,6 +27,7 @@ use crate::engine::{self, Handle, Parts, Show};
 use crate::events::EventLog;
 use crate::metrics::Metrics;
 use crate::model::{GgufFile, Model, ModelOptions};
+use crate::parallel::RankGroup;
 use crate::progress::Progress;
 use crate::request::constraint::Formats;
 use crate::request::prepare::{Served, ServedParts};
@@ -155,7 +156,7 @@ async fn wind_down(config: &Config, app: &App, engine: &Handle, thread: JoinHand
 
 fn parts(
     config: &Config,
-    mut model: Model,
+    model: Model,
     prompts: &Arc<PromptBuilder>,
     pool: PoolSize,
     metrics: Arc<Metrics>,
@@ -163,8 +164,9 @@ fn parts(
 ) -> Parts {
     let (vocab, layers) = (model.shape().vocab, model.shape().layers);
     let tokenizer = Arc::clone(prompts);
+    let mut ranks = RankGroup::alone(model);
     Parts {
-        forward: Box::new(move |pass, output| model.run(pass, output)),
+        forward: Box::new(move |pass, output| ranks.run(pass, output)),
         token_bytes: Box::new(move |id, show| match show {
             Show::Text => tokenizer.tokenizer().token_bytes(id).to_vec(),
             // A part of a character is bytes and no text, a control token text and no bytes.
