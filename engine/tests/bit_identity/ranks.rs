@@ -3,6 +3,12 @@
 //! Sums over what is spread are taken in another order, so the last bits differ from the whole's;
 //! between two runs of the same group, and however the batch is cut, none may.
 
+use std::sync::Arc;
+
+use cache_index::block::Namespace;
+use engine::engine::{Job, Output, Parts};
+use engine::kv::table::Scope;
+use engine::metrics::Metrics;
 use engine::model::{
     ForwardError, GgufFile, Model, ModelOptions, OpsKind, Pass, PassOutput, SeqInput,
 };
@@ -138,4 +144,67 @@ fn what_cannot_span_ranks_is_refused() {
     };
     assert!(matches!(run(&[1_000]), Err(ForwardError::Token { .. })));
     assert_eq!(run(&[1]), Ok(()));
+}
+
+/// Greedy answers of the whole engine (scheduler, pool, prefix reuse, sampling) over a group.
+fn answers(mut ranks: RankGroup, prompts: &[Vec<u32>]) -> Vec<String> {
+    let kv_blocks = super::BLOCKS * super::SEQUENCES;
+    let parts = Parts {
+        vocab: ranks.first().shape().vocab,
+        layers: ranks.first().shape().layers,
+        forward: Box::new(move |pass, output| ranks.run(pass, output)),
+        token_bytes: Box::new(|id, _| format!("{id} ").into_bytes()),
+        drafter: None,
+        kv_blocks: kv_blocks as u32,
+        step_tokens: 24,
+        queue_max: prompts.len(),
+        metrics: Arc::new(Metrics::new("tiny", kv_blocks)),
+        events: None,
+    };
+    let (handle, thread) = engine::engine::start(parts).expect("a thread");
+    let scope = Scope {
+        namespace: Namespace::new("tiny", None, None),
+        salt: None,
+    };
+    let submit = |prompt: &Vec<u32>| {
+        let job = Job::generate(prompt.clone(), Vec::new(), scope.clone(), 20);
+        handle.submit(job).expect("the queue has room")
+    };
+    let tickets: Vec<_> = prompts.iter().map(submit).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let runtime = runtime.expect("a runtime");
+    let answers = tickets.into_iter().map(|mut ticket| {
+        let mut answer = String::new();
+        loop {
+            match runtime.block_on(ticket.next()).expect("the engine lives") {
+                Output::Text { text, .. } => answer += &text,
+                Output::Done { text, .. } => break answer + &text,
+                Output::Failed(error) => panic!("{error:?}"),
+                Output::Joined { .. } | Output::Embedding(..) => {}
+            }
+        }
+    });
+    let answers = answers.collect();
+    handle.stop();
+    thread.join().expect("the engine ends");
+    answers
+}
+
+/// Would catch a step loop that knows of one rank only. Greedy answers are equal as long as no two
+/// logits are closer than the ranks' last bits, which these seeds see to.
+#[test]
+fn the_step_loop_runs_over_a_group() {
+    let file = file_of(&Tiny::new(7).to_bytes());
+    let file = GgufFile::open(file.path()).expect("the model opens");
+    let mut noise = Noise(42);
+    let prompts = prompts(&mut noise, tiny::VOCAB, &[50, 3, 40, 90]);
+    let whole = Model::load(&file, &options(OpsKind::Reference), &mut |_| ());
+    let expected = answers(RankGroup::alone(whole.expect("the model loads")), &prompts);
+    assert!(
+        expected
+            .iter()
+            .all(|answer| answer.split_whitespace().count() == 20)
+    );
+    let two = RankGroup::in_process(2, &file, &options(OpsKind::Reference)).expect("two ranks");
+    assert_eq!(answers(two, &prompts), expected);
 }
