@@ -84,6 +84,7 @@ async fn twenty_turns_are_cached_to_the_block_on_one_node() {
             promised <= usage.cached_tokens,
             "turn {number}: promised {promised}, {usage:?}"
         );
+        model.heard(&messages, &prompt, &outcome);
         held.add(&node, "demo", [prompt, model.fed_back(&outcome)].concat());
         messages.push(message("assistant", &outcome.text()));
         nodes.insert(node);

@@ -11,8 +11,8 @@
 use std::collections::HashMap;
 
 use load_tests::chat::Outcome;
-use prompt::{ChatInput, PromptBuilder, SegmentCache, gguf};
-use serde_json::Value;
+use prompt::{Answered, ChatInput, PromptBuilder, SegmentCache, gguf};
+use serde_json::{Value, json};
 
 const BLOCK: usize = 16;
 
@@ -41,31 +41,39 @@ impl Model {
         }
     }
 
-    /// The prompt of a chat request.
+    /// The prompt of a chat request: answers of the conversation by the tokens that were produced.
     pub(crate) fn prompt(&self, messages: &[Value]) -> Vec<u32> {
-        let input = ChatInput {
-            messages,
-            tools: None,
-            template_kwargs: None,
-            unix_seconds: 1_800_000_000,
-        };
         self.builder
-            .chat(&input, &self.segments)
+            .chat_with_answers(&input(messages), &self.segments)
             .expect("a valid conversation")
+            .tokens
     }
 
-    /// The tokens that the node generated and fed back. Each piece of a stream is the text of one
-    /// token, and a vocabulary has each text once, so the way back is unambiguous.
+    /// Notes the tokens of an answer to these messages.
+    pub(crate) fn heard(&self, messages: &[Value], prompt: &[u32], outcome: &Outcome) {
+        let answered = Answered {
+            prompt,
+            message: &json!({"role": "assistant", "content": outcome.text()}),
+            tokens: &self.produced(outcome),
+        };
+        self.builder
+            .remember(&input(messages), &answered, &self.segments);
+    }
+
+    /// The tokens of an answer's text. Each piece of a stream is the text of one token, and a
+    /// vocabulary has each text once, so the way back is unambiguous.
+    fn produced(&self, outcome: &Outcome) -> Vec<u32> {
+        let token = |piece: &String| {
+            let id = self.by_bytes.get(piece.as_bytes());
+            *id.unwrap_or_else(|| panic!("{piece:?} is no single token"))
+        };
+        outcome.pieces.iter().map(token).collect()
+    }
+
+    /// The tokens that the node generated and fed back.
     pub(crate) fn fed_back(&self, outcome: &Outcome) -> Vec<u32> {
         let usage = outcome.usage.expect("a usage");
-        let mut tokens: Vec<u32> = outcome
-            .pieces
-            .iter()
-            .map(|piece| {
-                let id = self.by_bytes.get(piece.as_bytes());
-                *id.unwrap_or_else(|| panic!("{piece:?} is no single token"))
-            })
-            .collect();
+        let mut tokens = self.produced(outcome);
         match outcome.finish_reason.as_deref() {
             // The last token was sampled and sent, but never fed back.
             Some("length") => {
@@ -86,6 +94,15 @@ impl Model {
             other => panic!("finish_reason {other:?}"),
         }
         tokens
+    }
+}
+
+fn input(messages: &[Value]) -> ChatInput<'_> {
+    ChatInput {
+        messages,
+        tools: None,
+        template_kwargs: None,
+        unix_seconds: 1_800_000_000,
     }
 }
 
