@@ -14,12 +14,15 @@ use lru::LruCache;
 use crate::constraint::Constraint;
 use crate::error::Refused;
 use crate::finish::{Finisher, Plan};
-use crate::grammar;
+use crate::grammar::{self, Built};
 use crate::lexemes::{Kind, Lexemes};
 use crate::limits;
 use crate::rules::{NEVER, Rules};
 use crate::spec::{Reasoning, Spec};
 use crate::vocabulary::Vocabulary;
+
+/// Characters of the grammar library's errors that a client gets to see.
+const ERROR_CHARS_MAX: usize = 400;
 
 /// Compiles specifications for one vocabulary.
 pub struct Compiler {
@@ -43,17 +46,23 @@ impl Compiler {
         spec: &Spec,
         reasoning: Option<&Reasoning>,
     ) -> Result<Arc<Compiled>, Refused> {
+        if spec.is_deeper_than(limits::JSON_DEPTH_MAX) {
+            return Err(Refused::new(format!(
+                "the schema nests deeper than {} levels of JSON; flatten it or use $ref",
+                limits::JSON_DEPTH_MAX
+            )));
+        }
         let key = key(spec, reasoning)?;
         if let Some(found) = self.lock().get(&key) {
             return Ok(Arc::clone(found));
         }
-        let grammar = grammar::build(spec, reasoning, &self.vocabulary)?;
+        let built = grammar::build(spec, reasoning, &self.vocabulary)?;
         let entries = if spec.has_own_rules() {
             self.vocabulary.longest()
         } else {
             self.vocabulary.brackets()
         };
-        let compiled = Arc::new(Compiled::new(&self.vocabulary, grammar, entries)?);
+        let compiled = Arc::new(Compiled::new(&self.vocabulary, built, entries)?);
         let mut kept = self.lock();
         kept.put(key, Arc::clone(&compiled));
         let mut bytes: usize = kept.iter().map(|(key, one)| key.len() + one.bytes()).sum();
@@ -91,13 +100,9 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    fn new(
-        vocabulary: &Vocabulary,
-        grammar: TopLevelGrammar,
-        entries: usize,
-    ) -> Result<Self, Refused> {
-        let parser = parser(vocabulary, grammar)?;
-        let plan = Arc::new(plan(vocabulary, &parser, entries)?);
+    fn new(vocabulary: &Vocabulary, built: Built, entries: usize) -> Result<Self, Refused> {
+        let parser = parser(vocabulary, built.grammar)?;
+        let plan = Arc::new(plan(vocabulary, &parser, entries, built.worst)?);
         let shortest = Finisher::new(Arc::clone(&plan))
             .shortest()
             .map(<[u32]>::to_vec);
@@ -108,7 +113,7 @@ impl Compiled {
         };
         let matcher = Matcher::new(Ok(parser));
         if let Some(error) = matcher.get_error() {
-            return Err(Refused::new(first_line(&error)));
+            return Err(Refused::new(brief(&error)));
         }
         // The texts of a client's own rules may run into each other: `A: /a+/` never ends before an
         // `a`. Then what looks like an answer is none.
@@ -148,7 +153,12 @@ impl Compiled {
 }
 
 /// What finishing answers needs to know of the grammar.
-fn plan(vocabulary: &Vocabulary, parser: &TokenParser, entries: usize) -> Result<Plan, Refused> {
+fn plan(
+    vocabulary: &Vocabulary,
+    parser: &TokenParser,
+    entries: usize,
+    worst: Option<u32>,
+) -> Result<Plan, Refused> {
     let grammar = parser.parser.grammar();
     let mut rules = Rules::new(grammar);
     let mut lexemes = Lexemes::new(grammar, vocabulary).map_err(Refused::new)?;
@@ -161,7 +171,8 @@ fn plan(vocabulary: &Vocabulary, parser: &TokenParser, entries: usize) -> Result
             let begin = lexemes.begin(&[lexeme]);
             let end = lexemes.end(begin, lexeme, false);
             let cost = end.map_or(NEVER, |end| end.cost());
-            (cost, lexemes.worst(lexeme).unwrap_or(NEVER))
+            let worst = lexemes.worst(lexeme).or(worst).unwrap_or(NEVER);
+            (cost, worst.max(cost))
         },
         entries,
     );
@@ -182,20 +193,26 @@ fn plan(vocabulary: &Vocabulary, parser: &TokenParser, entries: usize) -> Result
     })
 }
 
-/// The grammar library's parser. Its errors name the cause in their first line; the rest quotes the
-/// grammar, which the client did not write.
+/// The grammar library's parser.
 fn parser(vocabulary: &Vocabulary, grammar: TopLevelGrammar) -> Result<TokenParser, Refused> {
     let mut parser = vocabulary
         .factory()
         .create_parser(grammar)
         .map_err(|error| {
-            let line = first_line(&error.to_string());
-            Refused::new(format!("no grammar can be made of this: {line}"))
+            let why = brief(&error.to_string());
+            Refused::new(format!("no grammar can be made of this: {why}"))
         })?;
     parser.start_without_prompt();
     Ok(parser)
 }
 
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().to_owned()
+/// An error on one line, without what nobody reads to the end, and what to do about it where that
+/// is not plain from it.
+fn brief(error: &str) -> String {
+    let words: Vec<&str> = error.split_whitespace().collect();
+    let line: String = words.join(" ").chars().take(ERROR_CHARS_MAX).collect();
+    match line.strip_prefix("Unimplemented keys: ") {
+        Some(keys) => format!("these keywords are not supported, leave them out: {keys}"),
+        None => line,
+    }
 }

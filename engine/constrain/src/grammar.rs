@@ -19,52 +19,144 @@ use crate::limits;
 use crate::schema;
 use crate::spec::{CallCount, Calls, Reasoning, Spec};
 use crate::vocabulary::Vocabulary;
+use crate::worst;
+
+/// A grammar as the library takes it.
+pub(crate) struct Built {
+    pub(crate) grammar: TopLevelGrammar,
+    /// Bytes that any lexeme may still need once begun, at most, as far as the specification says;
+    /// none where that is not known.
+    pub(crate) worst: Option<u32>,
+}
 
 /// The grammar of the client's specification, with reasoning allowed first or not.
 pub(crate) fn build(
     spec: &Spec,
     reasoning: Option<&Reasoning>,
     vocabulary: &Vocabulary,
-) -> Result<TopLevelGrammar, Refused> {
-    let mut grammars = Vec::new();
-    let answer = answer(spec, vocabulary, &mut grammars)?;
-    let Some(reasoning) = reasoning else {
-        grammars.insert(0, answer);
-        return Ok(top_level(grammars));
+) -> Result<Built, Refused> {
+    let mut builder = Builder {
+        vocabulary,
+        grammars: Vec::new(),
+        worst: Some(0),
     };
-    let glue = reasoning_grammar(*reasoning, vocabulary);
-    grammars.insert(0, named("answer", answer));
-    grammars.insert(0, glue);
-    Ok(top_level(grammars))
-}
-
-/// The grammar of a specification; those that it refers to go to `grammars`.
-fn answer(
-    spec: &Spec,
-    vocabulary: &Vocabulary,
-    grammars: &mut Vec<GrammarWithLexer>,
-) -> Result<GrammarWithLexer, Refused> {
-    Ok(match spec {
-        Spec::JsonObject => json_grammar(json!({"type": "object"})),
-        Spec::JsonSchema(value) => json_grammar(schema::prepare(value, "the schema")?),
-        Spec::Regex(regex) => regex_grammar(regex)?,
-        Spec::Lark(text) => lark_grammar(text)?,
-        Spec::Choice(texts) => choice_grammar(texts)?,
-        Spec::Calls(calls) => calls_grammar(calls, vocabulary, grammars)?,
-        Spec::CallsOr(calls, other) => {
-            let calls = calls_grammar(calls, vocabulary, grammars)?;
-            let other = answer(other, vocabulary, grammars)?;
-            grammars.push(named("calls", calls));
-            grammars.push(named("other", other));
-            GrammarWithLexer::from_lark("start: @calls | @other\n".to_owned())
-        }
+    let mut first = builder.answer(spec)?;
+    if let Some(reasoning) = reasoning {
+        builder.grammars.push(named("answer", first));
+        first = reasoning_grammar(*reasoning, vocabulary);
+    }
+    let mut grammars = vec![first];
+    grammars.extend(builder.grammars);
+    Ok(Built {
+        grammar: TopLevelGrammar {
+            grammars,
+            max_tokens: None,
+        },
+        worst: builder.worst,
     })
 }
 
-fn top_level(grammars: Vec<GrammarWithLexer>) -> TopLevelGrammar {
-    TopLevelGrammar {
-        grammars,
-        max_tokens: None,
+struct Builder<'a> {
+    vocabulary: &'a Vocabulary,
+    /// Those that the first one refers to.
+    grammars: Vec<GrammarWithLexer>,
+    worst: Option<u32>,
+}
+
+impl Builder<'_> {
+    fn answer(&mut self, spec: &Spec) -> Result<GrammarWithLexer, Refused> {
+        Ok(match spec {
+            Spec::JsonObject => self.json(&any_object(), "the schema")?,
+            Spec::JsonSchema(schema) => self.json(schema, "the schema")?,
+            Spec::Regex(regex) => {
+                self.note(worst::of_regex(regex));
+                regex_grammar(regex)?
+            }
+            Spec::Lark(text) => {
+                self.note(None);
+                lark_grammar(text)?
+            }
+            Spec::Choice(texts) => {
+                let longest = texts.iter().map(String::len).max().unwrap_or(0);
+                self.note(u32::try_from(longest).ok());
+                choice_grammar(texts)?
+            }
+            Spec::Calls(calls) => self.calls(calls)?,
+            Spec::CallsOr(calls, other) => {
+                let calls = named("calls", self.calls(calls)?);
+                let other = named("other", self.answer(other)?);
+                self.grammars.extend([calls, other]);
+                GrammarWithLexer::from_lark("start: @calls | @other\n".to_owned())
+            }
+        })
+    }
+
+    fn note(&mut self, worst: Option<u32>) {
+        self.worst = self.worst.zip(worst).map(|(one, other)| one.max(other));
+    }
+
+    fn json(&mut self, schema: &Value, place: &str) -> Result<GrammarWithLexer, Refused> {
+        let prepared = schema::prepare(schema, place)?;
+        self.note(prepared.worst);
+        Ok(json_grammar(prepared.schema))
+    }
+
+    /// The calls of tools: each tool's schema is a grammar of its own, which the glue refers to.
+    fn calls(&mut self, calls: &Calls) -> Result<GrammarWithLexer, Refused> {
+        if calls.tools.is_empty() {
+            return Err(Refused::new("a call is required but no tool is offered"));
+        }
+        if calls.tools.len() > limits::TOOLS_MAX {
+            return Err(Refused::new(format!(
+                "{} tools are offered; at most {} may be where a call is required",
+                calls.tools.len(),
+                limits::TOOLS_MAX
+            )));
+        }
+        let form = &calls.form;
+        let literals = |parts: &[Literal]| literals(parts, self.vocabulary);
+        let more = match calls.most {
+            CallCount::One => String::new(),
+            CallCount::AtLeastOne => format!(" more{{0,{}}}", limits::CALLS_MAX - 1),
+        };
+        let mut text = format!(
+            "start: {} call{more} {}\n",
+            literals(&form.open_all),
+            literals(&form.close_all)
+        );
+        if calls.most == CallCount::AtLeastOne {
+            let _ = writeln!(text, "more: {} call", literals(&form.separator));
+        }
+        let mut options = Vec::new();
+        for (index, tool) in calls.tools.iter().enumerate() {
+            let place = format!("the parameters of tool '{}'", tool.name);
+            let name = if form.name_in_json {
+                let json = Value::String(tool.name.clone()).to_string();
+                json[1..json.len() - 1].to_owned()
+            } else {
+                tool.name.clone()
+            };
+            let grammar = format!("tool-{index}");
+            let _ = writeln!(
+                text,
+                "call{index}: {} {} {} @{grammar} {}",
+                literals(&form.open_call),
+                quoted(&name),
+                literals(&form.name_to_arguments),
+                literals(&form.close_call),
+            );
+            options.push(format!("call{index}"));
+            let arguments = schema::arguments(&tool.parameters, &place);
+            let arguments = arguments.map_err(|refused| Refused {
+                tool: Some(index),
+                ..refused
+            })?;
+            self.note(arguments.worst);
+            self.grammars
+                .push(named(&grammar, json_grammar(arguments.schema)));
+        }
+        let _ = writeln!(text, "call: {}", options.join(" | "));
+        Ok(GrammarWithLexer::from_lark(text))
     }
 }
 
@@ -93,6 +185,20 @@ fn json_grammar(mut schema: Value) -> GrammarWithLexer {
         );
     }
     GrammarWithLexer::from_json_schema(schema)
+}
+
+/// Any object. The library has a rule for any value, but with numbers of any length.
+fn any_object() -> Value {
+    let any = json!({"$ref": "#/$defs/any"});
+    json!({
+        "type": "object",
+        "additionalProperties": any,
+        "$defs": {"any": {"anyOf": [
+            {"type": ["string", "number", "boolean", "null"]},
+            {"type": "array", "items": any},
+            {"type": "object", "additionalProperties": any},
+        ]}},
+    })
 }
 
 fn regex_grammar(regex: &str) -> Result<GrammarWithLexer, Refused> {
@@ -128,66 +234,6 @@ fn choice_grammar(texts: &[String]) -> Result<GrammarWithLexer, Refused> {
         "start: CHOICE\nCHOICE: {}\n",
         options.join(" | ")
     )))
-}
-
-/// The calls of tools: each tool's schema is a grammar of its own, which the glue refers to.
-fn calls_grammar(
-    calls: &Calls,
-    vocabulary: &Vocabulary,
-    grammars: &mut Vec<GrammarWithLexer>,
-) -> Result<GrammarWithLexer, Refused> {
-    if calls.tools.is_empty() {
-        return Err(Refused::new("a call is required but no tool is offered"));
-    }
-    if calls.tools.len() > limits::TOOLS_MAX {
-        return Err(Refused::new(format!(
-            "{} tools are offered; at most {} may be where a call is required",
-            calls.tools.len(),
-            limits::TOOLS_MAX
-        )));
-    }
-    let form = &calls.form;
-    let literals = |parts: &[Literal]| literals(parts, vocabulary);
-    let more = match calls.most {
-        CallCount::One => String::new(),
-        CallCount::AtLeastOne => format!(" more{{0,{}}}", limits::CALLS_MAX - 1),
-    };
-    let mut text = format!(
-        "start: {} call{more} {}\n",
-        literals(&form.open_all),
-        literals(&form.close_all)
-    );
-    if calls.most == CallCount::AtLeastOne {
-        let _ = writeln!(text, "more: {} call", literals(&form.separator));
-    }
-    let mut options = Vec::new();
-    for (index, tool) in calls.tools.iter().enumerate() {
-        let place = format!("the parameters of tool '{}'", tool.name);
-        let name = if form.name_in_json {
-            let json = Value::String(tool.name.clone()).to_string();
-            json[1..json.len() - 1].to_owned()
-        } else {
-            tool.name.clone()
-        };
-        let grammar = format!("tool-{index}");
-        let _ = writeln!(
-            text,
-            "call{index}: {} {} {} @{grammar} {}",
-            literals(&form.open_call),
-            quoted(&name),
-            literals(&form.name_to_arguments),
-            literals(&form.close_call),
-        );
-        options.push(format!("call{index}"));
-        let arguments = schema::arguments(&tool.parameters, &place);
-        let arguments = arguments.map_err(|refused| Refused {
-            tool: Some(index),
-            ..refused
-        })?;
-        grammars.push(named(&grammar, json_grammar(arguments)));
-    }
-    let _ = writeln!(text, "call: {}", options.join(" | "));
-    Ok(GrammarWithLexer::from_lark(text))
 }
 
 /// Reasoning that may come first. Where the prompt has opened the block, it has to be closed.

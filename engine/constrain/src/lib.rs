@@ -26,6 +26,7 @@ mod rules;
 mod schema;
 mod spec;
 mod vocabulary;
+mod worst;
 
 pub use compiler::{Compiled, Compiler};
 pub use constraint::{Constraint, Mask};

@@ -8,6 +8,8 @@ use llguidance::api::ParserLimits;
 
 /// Bytes of a specification as JSON or text. The largest real tool lists are about a tenth of it.
 pub(crate) const SPEC_BYTES_MAX: usize = 512 * 1024;
+/// How deep a schema's JSON may nest: what readers of JSON take.
+pub(crate) const JSON_DEPTH_MAX: usize = 127;
 /// How deep a schema may nest, which bounds the compiler's recursion.
 pub(crate) const SCHEMA_DEPTH_MAX: usize = 48;
 /// Subschemas of one specification.

@@ -9,41 +9,92 @@ use serde_json::{Map, Value, json};
 
 use crate::error::Refused;
 use crate::limits;
+use crate::worst;
 
-/// Formats that are enforced. Others are notes for readers, as JSON Schema has it.
-const FORMATS: &[&str] = &[
-    "date-time",
-    "time",
-    "date",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "uuid",
-    "uri",
+macro_rules! date {
+    () => {
+        concat!(
+            r"[1-9][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])",
+            r"|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+        )
+    };
+}
+macro_rules! time {
+    () => {
+        concat!(
+            r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?",
+            r"(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+        )
+    };
+}
+
+/// Formats that are enforced as the grammar library knows them. Others are notes for readers, as
+/// JSON Schema has it.
+const FORMATS: &[&str] = &["duration", "ipv4", "ipv6", "uuid", "uri"];
+
+/// Formats whose expression in the library also takes what validators refuse: a 29th of February in
+/// any year, a 60th second in any minute, names without an end. A little less than the format is
+/// taken here, and all of it is valid.
+const PATTERNS: &[(&str, &str)] = &[
+    ("date", concat!("^", date!(), "$")),
+    ("time", concat!("^", time!(), "$")),
+    ("date-time", concat!("^", date!(), "T", time!(), "$")),
+    (
+        "email",
+        concat!(
+            r"^[A-Za-z0-9_+-]{1,32}(\.[A-Za-z0-9_+-]{1,15}){0,2}",
+            r"@[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?(\.[a-z]{2,12}){1,3}$"
+        ),
+    ),
+    (
+        "hostname",
+        r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){0,4}$",
+    ),
 ];
+
+/// Numbers without a bound get this one, on both sides: it keeps a small model from writing digits
+/// without end, and what it leaves out no 64-bit number holds exactly anyway.
+const NUMBER_MAX: f64 = 1e18;
 
 /// Keywords whose value is one subschema, a list of them, or a map to them.
 const ONE: &[&str] = &["items", "additionalItems", "additionalProperties"];
 const LISTS: &[&str] = &["anyOf", "oneOf", "allOf", "prefixItems", "items"];
 const MAPS: &[&str] = &["properties", "patternProperties", "$defs", "definitions"];
 
-/// The schema as the grammar library should see it.
-pub(crate) fn prepare(schema: &Value, place: &str) -> Result<Value, Refused> {
+/// A schema as the grammar library should see it.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) schema: Value,
+    /// Bytes that any text of it may still need once begun, at most; none where that is not known.
+    pub(crate) worst: Option<u32>,
+}
+
+/// What the texts of no schema need more of: numbers, and those with a format.
+const WORST: u32 = 64;
+
+/// Checks a schema and makes it ready.
+pub(crate) fn prepare(schema: &Value, place: &str) -> Result<Prepared, Refused> {
     let mut pass = Pass {
         root: schema,
         place,
         subschemas: 0,
+        worst: Some(WORST),
+        patterns: false,
+        intersections: false,
     };
-    pass.subschema(schema, 0)
+    let schema = pass.subschema(schema, 0)?;
+    // Where expressions have to hold together, the worst is none of theirs.
+    let known = !(pass.patterns && pass.intersections);
+    Ok(Prepared {
+        schema,
+        worst: pass.worst.filter(|_| known),
+    })
 }
 
 /// The schema of a tool's arguments, which are always an object. Absent parameters take any.
-pub(crate) fn arguments(schema: &Value, place: &str) -> Result<Value, Refused> {
+pub(crate) fn arguments(schema: &Value, place: &str) -> Result<Prepared, Refused> {
     let object = match schema {
-        Value::Null => return Ok(json!({"type": "object"})),
-        Value::Bool(true) => return Ok(json!({"type": "object"})),
+        Value::Null | Value::Bool(true) => return prepare(&json!({"type": "object"}), place),
         Value::Object(object) => object,
         _ => {
             return Err(Refused::new(format!(
@@ -70,6 +121,9 @@ struct Pass<'a> {
     root: &'a Value,
     place: &'a str,
     subschemas: usize,
+    worst: Option<u32>,
+    patterns: bool,
+    intersections: bool,
 }
 
 impl Pass<'_> {
@@ -106,22 +160,37 @@ impl Pass<'_> {
             if key == "x-guidance" {
                 continue;
             }
-            if let Some(value) = self.keyword(key, value, depth)? {
-                out.insert(key.clone(), value);
-            }
+            out.insert(key.clone(), self.keyword(key, value, depth)?);
         }
+        self.write_format(&mut out);
+        bound_numbers(&mut out);
         Ok(Value::Object(out))
     }
 
-    /// The value that a keyword gets; none where it is dropped.
-    fn keyword(
-        &mut self,
-        key: &str,
-        value: &Value,
-        depth: usize,
-    ) -> Result<Option<Value>, Refused> {
+    /// Replaces a format by its pattern.
+    fn write_format(&mut self, schema: &mut Map<String, Value>) {
+        let Some(name) = schema.get("format").and_then(Value::as_str) else {
+            return;
+        };
+        let known = PATTERNS.iter().find(|(format, _)| *format == name);
+        match known {
+            Some((_, pattern)) if !schema.contains_key("pattern") => {
+                schema.remove("format");
+                self.note("pattern", &json!(pattern));
+                schema.insert("pattern".to_owned(), json!(pattern));
+            }
+            None if !FORMATS.contains(&name) => {
+                schema.remove("format");
+            }
+            _ => {}
+        }
+    }
+
+    /// The value that a keyword gets.
+    fn keyword(&mut self, key: &str, value: &Value, depth: usize) -> Result<Value, Refused> {
         self.bounds(key, value)?;
-        let value = match value {
+        self.note(key, value);
+        Ok(match value {
             Value::Object(map) if MAPS.contains(&key) => {
                 if key == "properties" && map.len() > limits::PROPERTIES_MAX {
                     return self.refuse(&format!(
@@ -149,12 +218,46 @@ impl Pass<'_> {
                 Value::Array(out)
             }
             _ if ONE.contains(&key) => self.subschema(value, depth + 1)?,
-            Value::String(name) if key == "format" && !FORMATS.contains(&name.as_str()) => {
-                return Ok(None);
-            }
             other => other.clone(),
+        })
+    }
+
+    /// Takes note of how long texts may be that this keyword asks for.
+    fn note(&mut self, key: &str, value: &Value) {
+        let text = match (key, value) {
+            ("pattern", Value::String(regex)) => {
+                self.patterns = true;
+                worst::of_regex(regex).map(worst::of_json_string)
+            }
+            ("patternProperties", Value::Object(map)) => {
+                self.patterns = true;
+                let all = map.keys().map(|regex| worst::of_regex(regex));
+                all.fold(Some(0), |most, one| Some(most?.max(one?)))
+                    .map(worst::of_json_string)
+            }
+            ("format", _) => {
+                self.patterns = true;
+                Some(WORST)
+            }
+            ("properties", Value::Object(map)) => {
+                let longest = map.keys().map(|name| bytes(&json!(name))).max();
+                Some(longest.unwrap_or(0) + 8)
+            }
+            ("enum", Value::Array(values)) => values.iter().map(bytes).max(),
+            ("const", value) => Some(bytes(value)),
+            ("minLength", value) => {
+                self.intersections = true;
+                let count = value.as_u64().and_then(|count| u32::try_from(count).ok());
+                count.map(worst::of_json_string)
+            }
+            ("maxLength" | "allOf", _) => {
+                self.intersections = true;
+                Some(0)
+            }
+            ("multipleOf", _) => None,
+            _ => Some(0),
         };
-        Ok(Some(value))
+        self.worst = self.worst.zip(text).map(|(worst, text)| worst.max(text));
     }
 
     fn bounds(&self, key: &str, value: &Value) -> Result<(), Refused> {
@@ -191,6 +294,32 @@ impl Pass<'_> {
     }
 }
 
+fn bound_numbers(schema: &mut Map<String, Value>) {
+    let is_number = |name: &Value| name == "number" || name == "integer";
+    let numeric = match schema.get("type") {
+        Some(Value::Array(names)) => names.iter().any(is_number),
+        Some(name) => is_number(name),
+        None => false,
+    };
+    let elsewhere = ["enum", "const", "$ref", "allOf"];
+    if !numeric || elsewhere.iter().any(|key| schema.contains_key(*key)) {
+        return;
+    }
+    let bound = |schema: &Map<String, Value>, keys: [&str; 2]| {
+        keys.iter()
+            .filter_map(|key| schema.get(*key))
+            .find_map(|value| value.as_f64())
+    };
+    let least = bound(schema, ["minimum", "exclusiveMinimum"]);
+    let most = bound(schema, ["maximum", "exclusiveMaximum"]);
+    if least.is_none() && most.is_none_or(|most| most > -NUMBER_MAX) {
+        schema.insert("minimum".to_owned(), json!(-NUMBER_MAX));
+    }
+    if most.is_none() && least.is_none_or(|least| least < NUMBER_MAX) {
+        schema.insert("maximum".to_owned(), json!(NUMBER_MAX));
+    }
+}
+
 /// What a branch of a `oneOf` refers to. The library can tell branches apart only when it sees
 /// them, and discriminated unions are mostly written with references.
 fn resolved<'a>(root: &'a Value, branch: &'a Value) -> &'a Value {
@@ -202,6 +331,11 @@ fn resolved<'a>(root: &'a Value, branch: &'a Value) -> &'a Value {
     target
         .and_then(|pointer| root.pointer(pointer))
         .unwrap_or(branch)
+}
+
+/// How long a value is as JSON.
+fn bytes(value: &Value) -> u32 {
+    u32::try_from(value.to_string().len()).unwrap_or(u32::MAX)
 }
 
 fn kind(value: &Value) -> &'static str {

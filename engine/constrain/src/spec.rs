@@ -24,6 +24,34 @@ pub enum Spec {
 }
 
 impl Spec {
+    /// Whether a schema in it nests deeper than `most`. Walks without recursion: it comes before
+    /// everything that recurses.
+    pub(crate) fn is_deeper_than(&self, most: usize) -> bool {
+        let mut open: Vec<(&Value, usize)> = Vec::new();
+        match self {
+            Self::JsonSchema(schema) => open.push((schema, 0)),
+            Self::Calls(calls) => open.extend(calls.tools.iter().map(|t| (&t.parameters, 0))),
+            Self::CallsOr(calls, other) => {
+                if other.is_deeper_than(most) {
+                    return true;
+                }
+                open.extend(calls.tools.iter().map(|tool| (&tool.parameters, 0)));
+            }
+            Self::JsonObject | Self::Regex(_) | Self::Lark(_) | Self::Choice(_) => {}
+        }
+        while let Some((value, depth)) = open.pop() {
+            if depth > most {
+                return true;
+            }
+            match value {
+                Value::Array(values) => open.extend(values.iter().map(|v| (v, depth + 1))),
+                Value::Object(map) => open.extend(map.values().map(|v| (v, depth + 1))),
+                _ => {}
+            }
+        }
+        false
+    }
+
     /// Whether the client wrote rules of its own, which may recur without a bracket.
     pub(crate) fn has_own_rules(&self) -> bool {
         match self {
