@@ -5,6 +5,7 @@
 //! size by `constrain`; what it refuses is the client's to change, and the refusal names the field.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use answer::{CallForm, Detected, ReasoningFormat, ToolFormat, detect};
 use constrain::{
@@ -13,8 +14,11 @@ use constrain::{
 use prompt::PromptBuilder;
 
 use super::prepare::Reading;
-use super::{Dialect, Generation, Parallel, ToolChoice, Tools};
+use super::{Dialect, Generation, Parallel, Tool, ToolChoice};
 use crate::error::{ApiError, Kind};
+
+/// How long the tool at fault is looked for after a refusal; a real list is gone through in less.
+const BLAME_TIME: Duration = Duration::from_millis(300);
 
 /// How this model writes what is not plain text.
 #[derive(Clone, Debug)]
@@ -99,13 +103,11 @@ impl Constraints {
         formats: &Formats,
         reading: &Reading,
     ) -> Result<Option<Arc<Compiled>>, ApiError> {
-        let Some((spec, field)) = demanded(request, formats) else {
+        let Some(demand) = demanded(request, formats) else {
             return Ok(None);
         };
-        let compiler = self
-            .compiler
-            .as_ref()
-            .map_err(|why| unusable(&field, why))?;
+        let compiler = self.compiler.as_ref();
+        let compiler = compiler.map_err(|why| unusable(demand.field, why))?;
         let reasoning = match request.dialect {
             Dialect::Chat => reading.syntax.reasoning.map(|format| Reasoning {
                 format,
@@ -113,58 +115,95 @@ impl Constraints {
             }),
             Dialect::Completions => None,
         };
-        let compiled = compiler.compile(&spec, reasoning.as_ref());
+        let compiled = compiler.compile(&demand.spec, reasoning.as_ref());
         compiled
             .map(Some)
-            .map_err(|refused| blame(&refused, &spec, &field, &request.tools, compiler))
+            .map_err(|refused| demand.blame(&refused, compiler))
     }
 }
 
-fn demanded(request: &Generation, formats: &Formats) -> Option<(Spec, String)> {
-    let tools = &request.tools;
-    let (offered, most) = match (&tools.choice, tools.parallel) {
-        (ToolChoice::Named(at), _) => (&tools.offered[*at..=*at], CallCount::One),
-        (ToolChoice::Required, Parallel::One) => (&tools.offered[..], CallCount::One),
-        (ToolChoice::Required, Parallel::Many) => (&tools.offered[..], CallCount::AtLeastOne),
-        (ToolChoice::None | ToolChoice::Auto, _) => {
-            let format = request.format.as_ref()?;
-            return Some((format.spec.clone(), format.field.to_owned()));
+/// A form, and who asked for it.
+struct Demand {
+    spec: Spec,
+    /// The field to name where no tool is at fault.
+    field: &'static str,
+    /// Where in `tools` the first tool of the form stands.
+    first_tool: usize,
+}
+
+impl Demand {
+    /// Names the field that was refused.
+    fn blame(&self, refused: &Refused, compiler: &Compiler) -> ApiError {
+        if let Some(at) = refused.tool {
+            return self.blame_tool(at, refused);
         }
-    };
-    let tool = |tool: &super::Tool| constrain::Tool {
-        name: tool.name.clone(),
-        parameters: tool.parameters.clone(),
-    };
-    let calls = Calls {
+        let tools: &[constrain::Tool] = match &self.spec {
+            Spec::Calls(calls) | Spec::CallsOr(calls, _) => &calls.tools,
+            _ => &[],
+        };
+        // Only the whole was refused: a tool that is refused alone is the culprit.
+        let started = Instant::now();
+        for (at, tool) in tools.iter().enumerate() {
+            let alone = Spec::JsonSchema(tool.parameters.clone());
+            if let Err(refused) = compiler.compile(&alone, None) {
+                return self.blame_tool(at, &refused);
+            }
+            if started.elapsed() > BLAME_TIME {
+                break;
+            }
+        }
+        invalid(self.field, refused)
+    }
+
+    fn blame_tool(&self, at: usize, refused: &Refused) -> ApiError {
+        let at = self.first_tool + at;
+        invalid(&format!("tools[{at}].function.parameters"), refused)
+    }
+}
+
+fn demanded(request: &Generation, formats: &Formats) -> Option<Demand> {
+    let tools = &request.tools;
+    let offered = &tools.offered;
+    let calls = |tools: &[Tool], most| Calls {
         form: formats.form.clone(),
-        tools: offered.iter().map(tool).collect(),
+        tools: tools.iter().map(constrained).collect(),
         most,
     };
-    Some((Spec::Calls(calls), "tools".to_owned()))
-}
-
-/// Names the field that was refused. Of several tools the one whose parameters are refused alone.
-fn blame(
-    refused: &Refused,
-    spec: &Spec,
-    field: &str,
-    tools: &Tools,
-    compiler: &Compiler,
-) -> ApiError {
-    let Spec::Calls(_) = spec else {
-        return invalid(field, refused);
+    let demand = |spec, field, first_tool| {
+        Some(Demand {
+            spec,
+            field,
+            first_tool,
+        })
     };
-    let places = match tools.choice {
-        ToolChoice::Named(at) => at..at + 1,
-        _ => 0..tools.offered.len(),
+    let most = match tools.parallel {
+        Parallel::One => CallCount::One,
+        Parallel::Many => CallCount::AtLeastOne,
     };
-    for at in places {
-        let parameters = Spec::JsonSchema(tools.offered[at].parameters.clone());
-        if let Err(refused) = compiler.compile(&parameters, None) {
-            return invalid(&format!("tools[{at}].function.parameters"), &refused);
+    match (&tools.choice, &request.format) {
+        (ToolChoice::Named(at), _) => {
+            let calls = calls(&offered[*at..=*at], CallCount::One);
+            demand(Spec::Calls(calls), "tools", *at)
+        }
+        (ToolChoice::Required, _) => demand(Spec::Calls(calls(offered, most)), "tools", 0),
+        (_, None) => None,
+        // As OpenAI has it, the form is the content's, and calls are no content. vLLM's own fields
+        // say what the whole answer is.
+        (ToolChoice::Auto, Some(format)) if format.is_of_content && !offered.is_empty() => {
+            let spec = Spec::CallsOr(calls(offered, most), Box::new(format.spec.clone()));
+            demand(spec, format.field, 0)
+        }
+        (ToolChoice::None | ToolChoice::Auto, Some(format)) => {
+            demand(format.spec.clone(), format.field, 0)
         }
     }
-    invalid(field, refused)
+}
+
+fn constrained(tool: &Tool) -> constrain::Tool {
+    constrain::Tool {
+        name: tool.name.clone(),
+        parameters: tool.parameters.clone(),
+    }
 }
 
 fn invalid(field: &str, refused: &Refused) -> ApiError {

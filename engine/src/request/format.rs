@@ -16,6 +16,8 @@ pub struct Format {
     pub spec: Spec,
     /// The field that asked for it, for errors.
     pub field: &'static str,
+    /// Whether it is the content's form (OpenAI's field), and not the whole answer's (vLLM's).
+    pub is_of_content: bool,
 }
 
 /// Reads the demanded form; none for free text.
@@ -51,6 +53,7 @@ fn response_format(fields: &Fields<'_>) -> Result<Option<Format>, ApiError> {
         Some("json_object") => Ok(Some(Format {
             spec: Spec::JsonObject,
             field: NAME,
+            is_of_content: true,
         })),
         Some("json_schema") => {
             format.required("json_schema").map_err(here)?;
@@ -62,6 +65,7 @@ fn response_format(fields: &Fields<'_>) -> Result<Option<Format>, ApiError> {
             Ok(Some(Format {
                 spec: schema_spec(field, schema)?,
                 field,
+                is_of_content: true,
             }))
         }
         _ => {
@@ -141,7 +145,11 @@ fn form_of(
             None => return Err(wrong(field, "a boolean", value)),
         },
     };
-    Ok(Some(Format { spec, field }))
+    Ok(Some(Format {
+        spec,
+        field,
+        is_of_content: false,
+    }))
 }
 
 fn choices(field: &str, value: &Value) -> Result<Vec<String>, ApiError> {

@@ -134,6 +134,48 @@ fn wrong_chats(too_long: &str) -> Vec<Row> {
     rows.into_iter().map(row).collect()
 }
 
+/// What a hostile or careless client sends, and which field it is told about.
+fn hostile_chats() -> Vec<Row> {
+    let many: Vec<_> = (0..1000).map(|i| format!("stop {i}")).collect();
+    let orphan = json!([{"role": "user", "content": "hi"},
+        {"role": "tool", "tool_call_id": "call_1", "content": "5"}]);
+    let rows = [
+        (json!({"stop": many}), "invalid_value", "stop"),
+        (json!({"stop": "x".repeat(10_000)}), "invalid_value", "stop"),
+        (
+            json!({"logit_bias": {"49152": 1}}),
+            "invalid_value",
+            "logit_bias.49152",
+        ),
+        (
+            json!({"logit_bias": {"5": 1e9}}),
+            "invalid_value",
+            "logit_bias.5",
+        ),
+        (json!({"temperature": 1e9}), "invalid_value", "temperature"),
+        (json!({"seed": 1e300}), "invalid_type", "seed"),
+        (json!({"top_logprobs": 5}), "invalid_value", "top_logprobs"),
+        (
+            json!({"min_tokens": 1_000_000_000}),
+            "context_length_exceeded",
+            "min_tokens",
+        ),
+        (json!({"messages": orphan}), "invalid_value", "messages[1]"),
+        (
+            json!({"tool_choice": "required"}),
+            "invalid_value",
+            "tool_choice",
+        ),
+        (
+            json!({"response_format": {"type": "json_schema"}}),
+            "missing_required_parameter",
+            "response_format.json_schema",
+        ),
+    ];
+    let row = |(fields, code, param)| (CHAT, bytes(fields), 400, code, Some(param));
+    rows.into_iter().map(row).collect()
+}
+
 fn wrong_completions(too_long: &str) -> Vec<Row> {
     let rows = [
         (
@@ -171,6 +213,7 @@ fn bad_input_is_refused_by_name() {
     let rows = [
         broken_bodies(),
         wrong_chats(&too_long),
+        hostile_chats(),
         wrong_completions(&too_long),
     ]
     .concat();
@@ -428,6 +471,22 @@ fn stop_strings_are_found_across_tokens() {
             expected,
             "streamed, stop at {stop:?}"
         );
+    }
+}
+
+#[test]
+fn extremes_of_seed_and_temperature_are_answered() {
+    let node = shared();
+    for seed in [json!(0), json!(i64::MIN), json!(i64::MAX), json!(u64::MAX)] {
+        for temperature in [json!(0), json!(1e-45), json!(2)] {
+            let fields = json!({"seed": seed, "temperature": temperature, "max_tokens": 3,
+                "top_p": 1e-30});
+            let answer = node.chat(fields);
+            assert_eq!(
+                answer["usage"]["completion_tokens"], 3,
+                "{seed} {temperature}"
+            );
+        }
     }
 }
 

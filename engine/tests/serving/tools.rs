@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use crate::common::{Node, Reply, TOKEN, chat_body, content, model_path, shared, tool, user};
+use crate::common::{Node, Reply, TOKEN, chat_body, shared, tool, user};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -147,24 +147,133 @@ fn parallel_calls_have_numbers() {
     assert!(most >= 1);
 }
 
-/// The model of these tests is too small to call tools by itself, so it is made to: the prompt's
-/// tokens end within a call.
+/// The model of these tests is too small to call tools by itself, so a grammar over the raw text
+/// writes the answer, and the server has to see the calls in it.
+fn written(text: &str) -> Value {
+    json!({"structured_outputs": {"choice": [text]}})
+}
+
+/// A whole answer and its stream put together: content, reasoning, calls, finish reason.
+fn both_ways(node: &Node, fields: Value) -> (Value, Value, Value, Value) {
+    let answer = node.chat(fields.clone());
+    let choice = &answer["choices"][0];
+    let message = &choice["message"];
+    let made = calls(&answer);
+    let functions: Value = made.iter().map(|call| call["function"].clone()).collect();
+    let mut body = chat_body(fields);
+    body["stream"] = json!(true);
+    let chunks = node.stream(CHAT, &body).chunks();
+    let text = |name: &str| {
+        let pieces = chunks
+            .iter()
+            .filter_map(|c| c["choices"][0]["delta"][name].as_str());
+        pieces.collect::<String>()
+    };
+    let mut streamed: Vec<(String, String)> = Vec::new();
+    let deltas = chunks
+        .iter()
+        .filter_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array());
+    for delta in deltas.flatten() {
+        if let Some(name) = delta["function"]["name"].as_str() {
+            assert_eq!(delta["index"], streamed.len());
+            streamed.push((name.to_owned(), String::new()));
+        }
+        let last = streamed.last_mut().expect("a call begins with its name");
+        last.1 += delta["function"]["arguments"].as_str().unwrap_or_default();
+    }
+    let streamed = streamed
+        .iter()
+        .map(|(name, arguments)| json!({"name": name, "arguments": arguments}));
+    assert_eq!(streamed.collect::<Value>(), functions, "calls, streamed");
+    assert_eq!(
+        text("content"),
+        message["content"].as_str().unwrap_or_default(),
+        "content"
+    );
+    let reasoning = message["reasoning_content"].as_str().unwrap_or_default();
+    assert_eq!(text("reasoning_content"), reasoning, "reasoning, streamed");
+    let finish = &chunks.last().expect("chunks")["choices"][0]["finish_reason"];
+    assert_eq!(finish, &choice["finish_reason"]);
+    (
+        message["content"].clone(),
+        message["reasoning_content"].clone(),
+        functions,
+        finish.clone(),
+    )
+}
+
 #[test]
 fn calls_that_the_model_makes_are_taken_out_of_the_content() {
     let node = shared();
-    let bias = json!({"tool_choice": "auto"});
-    // Whether or not it calls, the answer is whole: content, or calls with arguments.
-    let answer = node.chat(asked(bias));
-    let made = calls(&answer);
-    let text = answer["choices"][0]["message"]["content"]
-        .as_str()
-        .unwrap_or_default();
-    assert!(!text.contains("<tool_call>") || made.is_empty(), "{answer}");
-    // The same conversation under `none` is text, whatever it looks like.
-    let none = node.chat(asked(json!({"tool_choice": "none"})));
-    assert!(calls(&none).is_empty());
-    assert!(none["choices"][0]["finish_reason"] != "tool_calls");
-    assert!(!content(&none).is_empty());
+    let one =
+        "<tool_call>\n{\"name\": \"get_time\", \"arguments\": {\"zone\": \"CET\"}}\n</tool_call>";
+    let two = format!("{one}\n{}", one.replace("CET", "UTC"));
+    let call =
+        |zone: &str| json!({"name": "get_time", "arguments": format!("{{\"zone\": \"{zone}\"}}")});
+    let ask = |text: &str, more: Value| {
+        let mut fields = asked(written(text));
+        for (name, value) in more.as_object().expect("an object") {
+            fields[name] = value.clone();
+        }
+        both_ways(node, fields)
+    };
+    let (content, _, made, finish) = ask(&two, json!({}));
+    assert_eq!((content, finish), (Value::Null, json!("tool_calls")));
+    assert_eq!(made, json!([call("CET"), call("UTC")]), "parallel calls");
+    let (_, _, made, _) = ask(&two, json!({"parallel_tool_calls": false}));
+    assert_eq!(made, json!([call("CET")]), "one where one was asked for");
+    let (content, _, made, _) = ask(&format!("Let me look. {one}"), json!({}));
+    assert!(
+        content
+            .as_str()
+            .is_some_and(|text| text.starts_with("Let me look."))
+    );
+    assert_eq!(made, json!([call("CET")]));
+    // Under `none` it is text, whatever it looks like, and so is what only looks like a call.
+    let (content, _, made, finish) = ask(one, json!({"tool_choice": "none"}));
+    assert_eq!(
+        (content, made, finish),
+        (json!(one), json!([]), json!("stop"))
+    );
+    let broken = "<tool_call>\n{\"nome\": 5}\n</tool_call>";
+    let (content, _, made, finish) = ask(broken, json!({}));
+    assert_eq!(
+        (content, made, finish),
+        (json!(broken), json!([]), json!("stop"))
+    );
+}
+
+#[test]
+fn reasoning_is_told_apart() {
+    let mut node = Node::start(&["--reasoning-format", "think"]);
+    let text = "<think>\nIt is so.\n</think>\n\nYes.";
+    let mut fields = written(text);
+    fields["max_tokens"] = json!(60);
+    let (content, reasoning, _, finish) = both_ways(&node, fields);
+    assert_eq!((content, reasoning), (json!("Yes."), json!("It is so.")));
+    assert_eq!(finish, "stop");
+    node.stdin.take();
+    assert_eq!(node.exit_code(), Some(0));
+}
+
+#[test]
+fn under_auto_the_answer_is_calls_or_of_the_form() {
+    let node = shared();
+    let schema = json!({"type": "object", "properties": {"answer": {"type": "boolean"}},
+        "required": ["answer"], "additionalProperties": false});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
+    for seed in 0..5 {
+        let fields = json!({"response_format": format, "temperature": 1.5, "seed": seed});
+        let (content, _, made, _) = both_ways(node, asked(fields));
+        match content.as_str() {
+            None => assert!(made.as_array().is_some_and(|made| !made.is_empty())),
+            Some(text) => {
+                let value: Value = serde_json::from_str(text).expect("of the form");
+                assert!(value["answer"].is_boolean(), "{value}");
+                assert_eq!(made, json!([]));
+            }
+        }
+    }
 }
 
 #[test]
@@ -214,6 +323,7 @@ fn what_cannot_be_called_is_refused_by_name() {
         })));
         let started = std::time::Instant::now();
         let reply = node.post(CHAT, &body);
+        eprintln!("refused in {:?}", started.elapsed());
         let limit = std::time::Duration::from_secs(10);
         assert!(
             started.elapsed() < limit,
@@ -278,7 +388,6 @@ fn a_tool_format_can_be_said() {
     let text = text["prompt"].as_str().expect("text").to_owned();
     assert!(text.starts_with("[TOOL_CALLS]"), "{text}");
     assert_eq!(calls(&answer).len(), 1, "{answer}");
-    assert!(model_path().exists());
     node.stdin.take();
     assert_eq!(node.exit_code(), Some(0));
 }
