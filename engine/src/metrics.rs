@@ -196,7 +196,10 @@ impl Metrics {
                 "homing:kv_blocks_pinned",
                 "KV blocks of prefilled prompts that wait to be fetched.",
             ),
-            tickets: b.gauge("homing:kv_tickets", "Prefilled prompts that wait to be fetched."),
+            tickets: b.gauge(
+                "homing:kv_tickets",
+                "Prefilled prompts that wait to be fetched.",
+            ),
             tickets_expired: b.counter(
                 "homing:kv_tickets_expired_total",
                 "Prefilled prompts that nobody fetched in time.",

@@ -44,8 +44,7 @@ use pins::Pins;
 use sequence::Sequence;
 
 /// Runs a pass; a closure over the ranks, so that tests can break it.
-pub type Forward =
-    Box<dyn FnMut(&Pass<'_>, &mut PassOutput) -> Result<(), ForwardError> + Send>;
+pub type Forward = Box<dyn FnMut(&Pass<'_>, &mut PassOutput) -> Result<(), ForwardError> + Send>;
 
 /// The bytes of a token, shown one way or the other.
 pub type TokenBytes = Box<dyn Fn(u32, Show) -> Vec<u8> + Send>;

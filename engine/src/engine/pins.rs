@@ -84,12 +84,10 @@ impl Pins {
 
     /// Gives back what is past its deadline; says how many tickets that were.
     pub(super) fn expire(&mut self, pool: &mut Pool, now: Instant) -> usize {
-        let over: Vec<_> = self
-            .pins
-            .extract_if(|_, pin| pin.deadline <= now)
-            .collect();
+        let over: Vec<_> = self.pins.extract_if(|_, pin| pin.deadline <= now).collect();
         let count = over.len();
-        over.into_iter().for_each(|(_, pin)| pin.table.release(pool));
+        over.into_iter()
+            .for_each(|(_, pin)| pin.table.release(pool));
         count
     }
 

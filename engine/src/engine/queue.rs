@@ -150,8 +150,7 @@ fn share_full(mine: usize, load: &Load) -> ApiError {
         "{mine} of your requests wait at this node already, which is all that one tenant may have \
          waiting. Try again shortly."
     );
-    ApiError::new(Kind::TooMany, "queue_share_full", message)
-        .with_retry_after(load.retry_after_s())
+    ApiError::new(Kind::TooMany, "queue_share_full", message).with_retry_after(load.retry_after_s())
 }
 
 #[cfg(test)]
@@ -167,11 +166,19 @@ mod tests {
             .map(|_| queue.take_place(Some("a")).expect("room"))
             .collect();
         let refused = queue.take_place(Some("a")).expect_err("its share is full");
-        assert_eq!((refused.kind, refused.code), (Kind::TooMany, "queue_share_full"));
-        let other = queue.take_place(Some("b")).expect("there is room for others");
+        assert_eq!(
+            (refused.kind, refused.code),
+            (Kind::TooMany, "queue_share_full")
+        );
+        let other = queue
+            .take_place(Some("b"))
+            .expect("there is room for others");
         let last = queue.take_place(None).expect("and for one more");
         let refused = queue.take_place(Some("c")).expect_err("the queue is full");
-        assert_eq!((refused.kind, refused.code), (Kind::Overloaded, "queue_full"));
+        assert_eq!(
+            (refused.kind, refused.code),
+            (Kind::Overloaded, "queue_full")
+        );
         assert_ne!(mine[0].share, other.share);
         assert_eq!(mine[0].share, mine[5].share);
         drop((mine, other, last));
@@ -183,8 +190,14 @@ mod tests {
     fn the_advised_wait_follows_the_rate() {
         let queue = Queue::new(100);
         assert_eq!(queue.load().retry_after_s(), 1);
-        let places: Vec<_> = (0..40).map(|_| queue.take_place(None).expect("room")).collect();
-        assert_eq!(queue.load().retry_after_s(), 40, "a second each until known better");
+        let places: Vec<_> = (0..40)
+            .map(|_| queue.take_place(None).expect("room"))
+            .collect();
+        assert_eq!(
+            queue.load().retry_after_s(),
+            40,
+            "a second each until known better"
+        );
         let start = Instant::now();
         for joined in 0..10 {
             queue.joined(start + Duration::from_millis(500 * joined));

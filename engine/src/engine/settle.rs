@@ -40,9 +40,9 @@ impl Engine {
         let mut ended = Vec::new();
         for chunk in chunks {
             let end = match &outcome {
-                Ok(()) => self.settle_chunk(chunk, &mut rows).unwrap_or_else(|error| {
-                    Some(End::Broken(error))
-                }),
+                Ok(()) => self
+                    .settle_chunk(chunk, &mut rows)
+                    .unwrap_or_else(|error| Some(End::Broken(error))),
                 Err(error) => Some(End::Failed(error.clone())),
             };
             match end {

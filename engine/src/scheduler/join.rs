@@ -120,7 +120,12 @@ mod tests {
                 true,
             ),
             ("fits", needs(16, 16, 0, 0), batch(1, 0, 2), true),
-            ("one block short", needs(16, 17, 0, 0), batch(1, 0, 2), false),
+            (
+                "one block short",
+                needs(16, 17, 0, 0),
+                batch(1, 0, 2),
+                false,
+            ),
             (
                 "promises of others count",
                 needs(16, 16, 0, 0),

@@ -100,7 +100,12 @@ mod tests {
             ("a long prompt in chunks", progress(100, 0, false), 64, 64),
             ("its rest", progress(100, 64, false), 64, 36),
             ("ends on a border", progress(100, 10, false), 50, 38),
-            ("beside decodes, what there is", progress(100, 10, false), 9, 9),
+            (
+                "beside decodes, what there is",
+                progress(100, 10, false),
+                9,
+                9,
+            ),
             ("no room", progress(100, 10, false), 0, 0),
         ];
         for (name, sequence, left, expected) in rows {
@@ -108,7 +113,10 @@ mod tests {
         }
         assert!(progress(17, 1, true).decodes());
         assert!(!progress(18, 1, true).decodes(), "a long run is cut");
-        assert!(!progress(5, 4, false).decodes(), "a prompt's end is prefill");
+        assert!(
+            !progress(5, 4, false).decodes(),
+            "a prompt's end is prefill"
+        );
     }
 
     #[test]

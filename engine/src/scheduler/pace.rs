@@ -286,7 +286,11 @@ mod tests {
         fn step_ms(&mut self, decodes: usize, chunk: usize, computed: usize) -> f64 {
             let compute = self.token_ms * (decodes + chunk) as f64
                 + self.attend_ms * chunk as f64 * (computed as f64 + chunk as f64 / 2.0);
-            let stray = if self.noise.uniform() < 0.02 { 5.0 } else { 0.0 };
+            let stray = if self.noise.uniform() < 0.02 {
+                5.0
+            } else {
+                0.0
+            };
             (self.read_ms.max(compute) + 0.2 * compute) * (1.0 + 0.1 * self.noise.uniform() + stray)
         }
     }
@@ -329,7 +333,10 @@ mod tests {
             times.sort_by(f64::total_cmp);
             times[times.len() * 9 / 10]
         };
-        (p90(&mut both) / p90(&mut alone), speed / (4096.0 / prefill_alone_ms))
+        (
+            p90(&mut both) / p90(&mut alone),
+            speed / (4096.0 / prefill_alone_ms),
+        )
     }
 
     #[test]
@@ -344,8 +351,12 @@ mod tests {
                         noise: Random(seed as u64),
                     };
                     let (slower, speed) = ratios(&mut machine, decodes);
-                    let least = machine.step_ms(decodes, CHUNK_MIN, 4096) / machine.step_ms(decodes, 0, 0);
-                    assert!(slower <= least.max(2.0), "{decodes} {token_ms}: {slower} times as long");
+                    let least =
+                        machine.step_ms(decodes, CHUNK_MIN, 4096) / machine.step_ms(decodes, 0, 0);
+                    assert!(
+                        slower <= least.max(2.0),
+                        "{decodes} {token_ms}: {slower} times as long"
+                    );
                     assert!(slower >= 1.3, "{decodes} {token_ms}: held back, {slower}");
                     assert!(speed >= 0.2, "{decodes} {token_ms}: {speed} of the speed");
                 }

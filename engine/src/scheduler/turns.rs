@@ -172,7 +172,15 @@ mod tests {
 
     #[test]
     fn size_classes_double() {
-        let rows = [(0, 0), (1, 0), (256, 0), (257, 1), (512, 1), (513, 2), (4096, 4)];
+        let rows = [
+            (0, 0),
+            (1, 0),
+            (256, 0),
+            (257, 1),
+            (512, 1),
+            (513, 2),
+            (4096, 4),
+        ];
         for (left, class) in rows {
             assert_eq!(size_class(left), class, "{left}");
         }
@@ -181,11 +189,15 @@ mod tests {
     #[test]
     fn a_thousand_of_one_tenant_do_not_delay_the_one_of_another() {
         for chunk in [8, 64, 256] {
-            let mut contenders: Vec<_> =
-                (0..1000).map(|arrival| contender(1, -99, arrival, 4000)).collect();
+            let mut contenders: Vec<_> = (0..1000)
+                .map(|arrival| contender(1, -99, arrival, 4000))
+                .collect();
             contenders.push(contender(2, 0, 1000, 1000));
             let total = tokens_until_done(&mut contenders, 1000, chunk, |_| {});
-            assert!(total <= 2 * 1000 + 2 * TURN_TOKENS, "{total} tokens by {chunk}");
+            assert!(
+                total <= 2 * 1000 + 2 * TURN_TOKENS,
+                "{total} tokens by {chunk}"
+            );
         }
     }
 

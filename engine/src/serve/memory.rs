@@ -90,7 +90,9 @@ fn group_folders(groups: &str) -> Vec<PathBuf> {
         // Inside a container the path may be that outside: its parents, down to the root that the
         // container sees, are tried as well, and those that are not there say nothing.
         let own = root.join(path.trim_start_matches('/'));
-        let within = own.ancestors().take_while(|folder| folder.starts_with(&root));
+        let within = own
+            .ancestors()
+            .take_while(|folder| folder.starts_with(&root));
         folders.extend(within.map(Path::to_path_buf));
     }
     folders

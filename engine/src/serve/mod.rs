@@ -33,8 +33,8 @@ use crate::request::constraint::Formats;
 use crate::request::prepare::{Served, ServedParts};
 use crate::server::{App, Loaded, Settings};
 pub use error::ServeError;
-use signals::{Signals, exit_with_stdin};
 pub use memory::Of as MemoryOf;
+use signals::{Signals, exit_with_stdin};
 pub use size::PoolSizeError;
 use size::{Fixed, PoolSize, pool_size};
 use sockets::{Addresses, Sockets, carry_events};
@@ -163,6 +163,7 @@ fn parts(
     events: Option<Arc<EventLog>>,
 ) -> Parts {
     let (vocab, layers) = (model.shape().vocab, model.shape().layers);
+    let mut ranks = RankGroup::alone(model);
     let tokenizer = Arc::clone(prompts);
     let mut ranks = RankGroup::alone(model);
     Parts {

@@ -188,7 +188,14 @@ mod tests {
         assert_eq!(size(200_000), fits(200, 2048));
         assert_eq!(size(960_000), fits(960, 2048));
         let error = size(960_001).expect_err("too large").to_string();
-        for part in ["1000000", "960001", "40000", "2000001", "2000000", "kv-memory 960000"] {
+        for part in [
+            "1000000",
+            "960001",
+            "40000",
+            "2000001",
+            "2000000",
+            "kv-memory 960000",
+        ] {
             assert!(error.contains(part), "{part} in {error}");
         }
         assert!(error.contains("control group"), "{error}");
@@ -200,7 +207,10 @@ mod tests {
         };
         let error = pool_size(&model, 1000, 16_000, fixed, Some(less)).expect_err("no room");
         assert!(error.to_string().contains("a smaller model"), "{error}");
-        assert!(pool_size(&model, 1000, 16_000, fixed, None).is_ok(), "nobody knows");
+        assert!(
+            pool_size(&model, 1000, 16_000, fixed, None).is_ok(),
+            "nobody knows"
+        );
         let error = size(15_999).expect_err("too small").to_string();
         for part in ["15999", "240 tokens", "16000 bytes", "128000", "2048"] {
             assert!(error.contains(part), "{part} in {error}");

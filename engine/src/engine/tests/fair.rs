@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use super::stepper::Stepper;
 use super::*;
-use crate::scheduler::RUNNING_MAX;
 use crate::scheduler::turns::TURN_TOKENS;
 
 #[test]
@@ -15,8 +14,8 @@ fn a_thousand_requests_of_one_tenant_do_not_delay_the_single_one_of_another() {
     let many: Vec<_> = (0..1000)
         .map(|_| stepper.submit(job(&random.tokens(300), 200, Some("many"))))
         .collect();
-    // All slots are taken when the single one comes.
-    while stepper.engine.running.len() < RUNNING_MAX.min(60) {
+    // Some run and hundreds wait when the single one comes.
+    while stepper.engine.running.len() < 8 {
         stepper.step();
     }
     let before = stepper.computed();
@@ -48,7 +47,10 @@ fn a_full_batch_of_one_tenant_makes_room_for_another() {
     let prompt = random.tokens(100);
     let mut single = stepper.submit(job(&prompt, 3, Some("one")));
     stepper.finish(&mut single);
-    assert!(stepper.steps - steps < 30, "it did not wait for an answer to end");
+    assert!(
+        stepper.steps - steps < 30,
+        "it did not wait for an answer to end"
+    );
     assert_eq!(single.tokens(), answer(&prompt, 3));
     for (told, prompt) in many.iter_mut().zip(&prompts) {
         stepper.finish(told);
@@ -67,7 +69,10 @@ fn a_short_prompt_passes_a_long_one() {
     let mut short = stepper.submit(job(&random.tokens(50), 1, None));
     stepper.finish(&mut short);
     let computed = stepper.computed() - before;
-    assert!(computed <= (TURN_TOKENS + 64) as u64, "{computed} tokens before it");
+    assert!(
+        computed <= (TURN_TOKENS + 64) as u64,
+        "{computed} tokens before it"
+    );
     assert!(long.hear().ended.is_none());
     stepper.finish(&mut long);
     stepper.end();
@@ -150,7 +155,10 @@ fn a_deadline_ends_a_request_that_waits_and_one_that_runs() {
     for told in [&mut waits, &mut runs] {
         stepper.finish(told);
         let error = told.failed();
-        assert_eq!((error.kind, error.code), (Kind::TimedOut, "request_timeout"));
+        assert_eq!(
+            (error.kind, error.code),
+            (Kind::TimedOut, "request_timeout")
+        );
     }
     assert_eq!(waits.joined, None);
     stepper.end();

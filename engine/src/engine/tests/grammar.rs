@@ -66,8 +66,15 @@ fn a_choice_is_forced_once_it_is_certain() {
     for seed in 0..20 {
         let mut stepper = engine(64);
         let prompt = Random(seed).tokens(20);
-        let told = run(&mut stepper, constrained(&prompt, 50, start(&compiler, &spec)));
-        assert!(["alphabetical", "betamax"].contains(&&told.text[..]), "{}", told.text);
+        let told = run(
+            &mut stepper,
+            constrained(&prompt, 50, start(&compiler, &spec)),
+        );
+        assert!(
+            ["alphabetical", "betamax"].contains(&&told.text[..]),
+            "{}",
+            told.text
+        );
         assert_eq!(told.done().0, Ending::Stop);
         assert_eq!(told.done().1.output_tokens, told.text.len());
         assert!(stepper.steps <= 4, "{} steps", stepper.steps);
@@ -155,7 +162,11 @@ fn nothing_ends_an_answer_before_its_least_tokens_unless_the_grammar_is_over() {
     job.output_min = 12;
     let told = run(&mut stepper, job);
     assert!(told.done().1.output_tokens > 12, "{}", told.text);
-    let mut job = constrained(&[7, 8], 40, start(&compiler, &Spec::Regex("[a-f]{3}".into())));
+    let mut job = constrained(
+        &[7, 8],
+        40,
+        start(&compiler, &Spec::Regex("[a-f]{3}".into())),
+    );
     job.output_min = 12;
     let told = run(&mut stepper, job);
     assert_eq!((told.text.len(), told.done().0), (3, Ending::Stop));
@@ -163,6 +174,9 @@ fn nothing_ends_an_answer_before_its_least_tokens_unless_the_grammar_is_over() {
     job.output_min = 12;
     job.stops = TEXT.chars().map(String::from).collect();
     let told = run(&mut stepper, job);
-    assert_eq!((told.done().0, told.done().1.output_tokens), (Ending::Stop, 13));
+    assert_eq!(
+        (told.done().0, told.done().1.output_tokens),
+        (Ending::Stop, 13)
+    );
     stepper.end();
 }

@@ -44,7 +44,11 @@ fn adversarial_loads_on_a_tiny_pool_always_end() {
             let same = random.below(length);
             let prompt = [&shared[..same], &random.tokens(length - same)[..]].concat();
             let output = 1 + random.below(room - length);
-            let mut job = job(&prompt, output, [None, Some("a"), Some("b")][random.below(3)]);
+            let mut job = job(
+                &prompt,
+                output,
+                [None, Some("a"), Some("b")][random.below(3)],
+            );
             job.priority = random.below(5) as i32;
             match random.below(8) {
                 0 => job.work = Work::Embed(Pooling::Mean),
@@ -93,7 +97,10 @@ fn what_a_broken_model_computed_is_not_kept() {
     stepper.finish(&mut beside);
     assert_eq!(beside.done().0, Ending::Length, "only the broken one fails");
     let found = stepper.findable();
-    assert!(findable.iter().all(|hash| found.contains(hash)), "what was fine stays");
+    assert!(
+        findable.iter().all(|hash| found.contains(hash)),
+        "what was fine stays"
+    );
     assert_eq!(found.len(), 4 + 1, "nothing broken can be found");
     broken.truncate(20);
     stepper.end();
@@ -108,7 +115,13 @@ fn hostile_sizes_are_bounded() {
     assert_eq!((ending, usage.output_tokens), (Ending::Length, 140));
     let refused = stepper.handle.submit(job(&[1; 160], 1, None));
     let refused = refused.expect_err("no pool state could hold it");
-    assert_eq!((refused.kind, refused.code), (Kind::Invalid, "context_length_exceeded"));
-    assert!(stepper.handle.submit(job(&[], 1, None)).is_err(), "an empty prompt");
+    assert_eq!(
+        (refused.kind, refused.code),
+        (Kind::Invalid, "context_length_exceeded")
+    );
+    assert!(
+        stepper.handle.submit(job(&[], 1, None)).is_err(),
+        "an empty prompt"
+    );
     stepper.end();
 }

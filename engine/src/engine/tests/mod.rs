@@ -248,4 +248,3 @@ impl Random {
         (0..count).map(|_| self.below(ORDINARY) as u32).collect()
     }
 }
-

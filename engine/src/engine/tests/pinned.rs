@@ -31,7 +31,11 @@ fn a_ticket_holds_the_full_blocks_and_works_once() {
     assert_eq!((ending, held.blocks), (Ending::Length, 6));
     assert_eq!((usage.prompt_tokens, usage.output_tokens), (100, 0));
     assert!(held.deadline <= Instant::now() + HOLD_MAX && held.deadline > before);
-    assert_eq!(stepper.engine.pool.held(), 6, "the partial block is given back");
+    assert_eq!(
+        stepper.engine.pool.held(),
+        6,
+        "the partial block is given back"
+    );
     let info = stepper.engine.pins.info(held.ticket).expect("it is held");
     let namespace = Namespace::new("m", None, None);
     assert_eq!(info.chain, hash_chain(&namespace, &prompt));
@@ -42,7 +46,11 @@ fn a_ticket_holds_the_full_blocks_and_works_once() {
     assert!(stepper.engine.pins.info(held.ticket).is_none());
     let mut again = stepper.submit(job(&prompt, 3, None));
     stepper.finish(&mut again);
-    assert_eq!(again.joined, Some(96), "what was prefilled is still findable");
+    assert_eq!(
+        again.joined,
+        Some(96),
+        "what was prefilled is still findable"
+    );
     assert_eq!(again.tokens(), answer(&prompt, 3));
     stepper.end();
 }
@@ -60,7 +68,10 @@ fn tickets_hold_at_most_half_and_break_before_the_node_does() {
     let mut refused = stepper.submit(prefill(&Random(2).tokens(16), hour));
     stepper.finish(&mut refused);
     let error = refused.failed();
-    assert_eq!((error.kind, error.code), (Kind::Overloaded, "kv_tickets_full"));
+    assert_eq!(
+        (error.kind, error.code),
+        (Kind::Overloaded, "kv_tickets_full")
+    );
     // 12 blocks beside the 8 that are pinned: one ticket goes, the one that ends first.
     let prompt = Random(3).tokens(160);
     let mut large = stepper.submit(job(&prompt, 30, None));
@@ -129,7 +140,10 @@ fn an_idle_engine_lets_tickets_expire() {
     // Nothing is sent to the engine meanwhile.
     let begun = Instant::now();
     while bench.metrics.tickets_expired.get() == 0 || bench.metrics.kv_blocks_held.get() > 0 {
-        assert!(begun.elapsed() < Duration::from_secs(30), "it expires by itself");
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "it expires by itself"
+        );
         std::thread::yield_now();
     }
     bench.end();

@@ -43,6 +43,10 @@ fn jobs(seed: u64) -> Vec<Job> {
             job.sampling = Sampling {
                 temperature: 0.7,
                 seed: 3,
+                // Tokens that break the model on purpose.
+                logit_bias: (ORDINARY as u32..VOCAB as u32)
+                    .map(|id| (id, -100.0))
+                    .collect(),
                 ..Sampling::GREEDY
             };
         }
@@ -52,7 +56,10 @@ fn jobs(seed: u64) -> Vec<Job> {
 }
 
 fn run(mut stepper: Stepper, seed: u64) -> (Vec<Told>, Vec<String>, usize) {
-    let mut told: Vec<_> = jobs(seed).into_iter().map(|job| stepper.submit(job)).collect();
+    let mut told: Vec<_> = jobs(seed)
+        .into_iter()
+        .map(|job| stepper.submit(job))
+        .collect();
     told.iter_mut().for_each(|told| stepper.finish(told));
     let (findable, steps) = (stepper.findable(), stepper.steps);
     stepper.end();

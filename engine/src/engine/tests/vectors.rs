@@ -53,7 +53,10 @@ fn vectors_are_right_whatever_runs_beside_and_whatever_is_cached() {
                 assert!((found - expected).abs() < 1e-4, "{vector:?} {expected:?}");
             }
             assert_eq!(vector.len(), expected.len());
-            assert_eq!((usage.prompt_tokens, usage.output_tokens), (prompt.len(), 0));
+            assert_eq!(
+                (usage.prompt_tokens, usage.output_tokens),
+                (prompt.len(), 0)
+            );
         }
         for (mut told, prompt) in others {
             stepper.finish(&mut told);
