@@ -2,19 +2,29 @@
 //!
 //! One index for each model, shared by `Arc`: all methods take `&self`. Events are applied by one
 //! caller at a time (a mutex; use one task for each node or one for all), while lookups run beside
-//! them and never wait for them: they read a table of atomic words behind a read lock that a writer
-//! takes only to exchange a pointer. What a lookup sees of an event half applied is some of its
-//! blocks, which is what a moment earlier or later looks like anyway.
+//! them and never wait for them: they read a published snapshot whose words the writer changes one
+//! by one. What a lookup sees of an event half applied is some of its blocks, which is what a
+//! moment earlier or later looks like anyway.
 //!
-//! Memory is bounded: see [`Limits`]. A block costs 80 to 180 bytes, depending on how full the maps
-//! are: 56 to 112 in its node's map, 21 to 64 in the table. At a limit new blocks are left out, which credits too little and never
-//! too much, and removals make room again.
+//! In reading order: [`search`] looks a chain up in the [`table`], which is cut in [`shard`]s; a
+//! [`node`] keeps its blocks by the engine's [`names`], as [`chains`] of [`records`], and blocks of
+//! another size than ours as [`odd`] ones; [`spaces`] tells namespaces apart.
+//!
+//! Memory is bounded: see [`Limits`]. A block costs about 50 bytes (20 in its record, 16 for its
+//! name, 10 in the table), and up to 100 where it follows none that stands next to it; a node block
+//! of another size than ours costs 150 more. At a limit new blocks are left out, which credits too
+//! little and never too much, and removals make room again.
 //!
 //! The index believes what it is told. Whether a node's stream deserves that is decided in
 //! [`crate::trust`]; drop nodes that are [`crate::trust::Trust::Unknown`] from a lookup's answer.
 
-mod held;
+mod chains;
+mod names;
 mod node;
+mod odd;
+mod records;
+mod search;
+mod shard;
 mod spaces;
 mod table;
 #[cfg(test)]
@@ -22,11 +32,15 @@ mod tests;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
 
 use self::node::{Node, Shared, Stored};
+use self::search::leading_runs;
+use self::shard::NODES_MAX;
 use self::spaces::{Salts, Spaces};
-use self::table::{NODES_MAX, Occupancy, Table};
+use self::table::{Shown, Snapshot, Table};
 use crate::block::{BLOCK_TOKENS, BlockHash};
 use crate::event::{EventBatch, KvEvent};
 use crate::ids::NodeId;
@@ -45,7 +59,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// A node of 64 million tokens of KV, a fleet of 256 million: 3 GB at the very most.
+    /// A node of 64 million tokens of KV, a fleet of 256 million: 0.8 GB, and 4 at the very most.
     fn default() -> Self {
         Self {
             node_blocks_max: 4_000_000,
@@ -57,6 +71,8 @@ impl Default for Limits {
 
 /// Namespaces for each salt that may be issued: without an adapter and with three.
 const SPACES_PER_SALT: usize = 4;
+/// Namespaces whatever the limits say: their numbers fit in a record's link.
+const SPACES_MAX: usize = 1 << 28;
 
 /// What became of a batch, for metrics and the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -83,29 +99,16 @@ pub struct Applied {
 
 /// The index of one model.
 pub struct Index {
-    published: RwLock<Published>,
+    published: Arc<ArcSwap<Snapshot>>,
     writer: Mutex<Writer>,
     salts: Salts,
-}
-
-/// What lookups read.
-struct Published {
-    table: Table,
-    /// The node of each bit.
-    nodes: Vec<Option<Shown>>,
-}
-
-/// A node as lookups see it.
-struct Shown {
-    id: NodeId,
-    block_tokens: AtomicUsize,
 }
 
 /// What only the one who applies events touches.
 struct Writer {
     nodes: HashMap<NodeId, Node>,
+    table: Table,
     spaces: Spaces,
-    occupancy: Occupancy,
     total: usize,
     limits: Limits,
 }
@@ -113,19 +116,15 @@ struct Writer {
 impl Index {
     /// An empty index of the model that nodes serve under this id.
     pub fn new(model: &str, limits: Limits) -> Self {
-        let spaces = Spaces::new(
-            model,
-            limits.salts_max.saturating_mul(SPACES_PER_SALT).max(1),
-        );
+        let spaces_max = limits.salts_max.saturating_mul(SPACES_PER_SALT);
+        let spaces = Spaces::new(model, spaces_max.clamp(1, SPACES_MAX));
+        let table = Table::new();
         Self {
-            published: RwLock::new(Published {
-                table: Table::new(0, 1),
-                nodes: Vec::new(),
-            }),
+            published: table.published(),
             writer: Mutex::new(Writer {
                 nodes: HashMap::new(),
+                table,
                 spaces,
-                occupancy: Occupancy::default(),
                 total: 0,
                 limits,
             }),
@@ -142,12 +141,11 @@ impl Index {
     /// Leading blocks of `chain` that each node holds, rounded down to whole blocks of its own;
     /// nodes that hold none are left out. In no particular order.
     pub fn overlap(&self, chain: &[BlockHash]) -> Vec<(NodeId, usize)> {
-        let published = self.published();
         let mut found = Vec::new();
-        published
-            .table
-            .leading_runs(chain.iter().map(|hash| hash.short()), |bit, run| {
-                if let Some(Some(shown)) = published.nodes.get(bit) {
+        let mut snapshot = self.published.load();
+        loop {
+            leading_runs(&snapshot, chain, |node, run| {
+                if let Some(Some(shown)) = snapshot.nodes.get(node) {
                     let own = shown.block_tokens.load(Ordering::Relaxed).max(1);
                     let blocks = run * BLOCK_TOKENS / own * own / BLOCK_TOKENS;
                     if blocks > 0 {
@@ -155,7 +153,15 @@ impl Index {
                     }
                 }
             });
-        found
+            // A number may have gone from one node to another meanwhile. That happens when nodes
+            // come and go, so this ends.
+            let now = self.published.load();
+            if Arc::ptr_eq(&now.nodes, &snapshot.nodes) {
+                return found;
+            }
+            found.clear();
+            snapshot = now;
+        }
     }
 
     /// Blocks of 16 tokens that a node holds. Waits for events being applied.
@@ -163,71 +169,60 @@ impl Index {
         self.writer().nodes.get(node).map_or(0, Node::held)
     }
 
-    /// Different blocks of 16 tokens that any node holds. Waits for events being applied.
+    /// Different blocks of 16 tokens that any node can be credited with. Waits for events being
+    /// applied.
     pub fn distinct_blocks(&self) -> usize {
-        self.writer().occupancy.live
+        self.writer().table.live()
     }
 
     /// Applies one batch of a node's events, in order.
     pub fn apply(&self, node: &NodeId, batch: &EventBatch) -> Applied {
         let mut applied = Applied::default();
         let writer = &mut *self.writer();
-        if !self.admit(writer, node) {
+        if !writer.admit(node) {
             applied.over_limit = batch.events.iter().map(stored_blocks).sum();
             return applied;
         }
         for event in &batch.events {
-            self.make_room(writer, event);
             self.apply_event(writer, node, event, &mut applied);
         }
-        self.shrink(writer);
         applied
     }
 
-    /// Drops all that is known of a node.
+    /// Drops all that is known of a node. Its credit is gone at once, whatever it held.
     pub fn forget(&self, node: &NodeId) {
         let writer = &mut *self.writer();
+        let Some(gone) = writer.nodes.get(node) else {
+            return;
+        };
+        let mut shown = self.published.load().nodes.to_vec();
+        shown[gone.number()] = None;
+        writer.table.show(shown);
         self.apply_event(writer, node, &KvEvent::Cleared, &mut Applied::default());
-        if let Some(gone) = writer.nodes.remove(node) {
-            let mut published = self
-                .published
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
-            if let Some(shown) = published.nodes.get_mut(gone.slot()) {
-                *shown = None;
-            }
-        }
-        self.shrink(writer);
+        writer.nodes.remove(node);
     }
 
     /// Recounts everything; panics where something does not add up. For tests.
     pub fn check_integrity(&self) {
         let writer = self.writer();
-        let published = self.published();
-        let (occupancy, bits) = published.table.recount();
-        assert_eq!(occupancy, writer.occupancy, "occupancy of the table");
+        let held = writer.table.recount();
         let total: usize = writer.nodes.values().map(Node::weight).sum();
         assert_eq!(total, writer.total, "weight of all nodes");
-        assert!(
-            total <= writer.limits.total_blocks_max,
-            "{total} blocks are over the limit"
-        );
+        let max = writer.limits.total_blocks_max;
+        assert!(total <= max, "{total} blocks are over the limit");
+        let shown = Arc::clone(&self.published.load().nodes);
         for (id, node) in &writer.nodes {
-            let shown = published.nodes.get(node.slot()).and_then(Option::as_ref);
-            assert_eq!(
-                shown.map(|shown| &shown.id),
-                Some(id),
-                "the node of bit {}",
-                node.slot()
-            );
-            node.check_integrity(&published.table, bits[node.slot()]);
+            let number = node.number();
+            let own = shown.get(number).and_then(Option::as_ref);
+            assert_eq!(own.map(|shown| &shown.id), Some(id), "node {number}");
+            node.check_integrity(&held[number]);
         }
-        let known = published.nodes.iter().flatten().count();
+        let known = shown.iter().flatten().count();
         assert_eq!(known, writer.nodes.len(), "nodes shown to lookups");
-        assert_eq!(
-            bits.iter().sum::<usize>(),
-            writer.nodes.values().map(Node::held).sum()
-        );
+        for (number, held) in held.iter().enumerate() {
+            let is_shown = shown.get(number).is_some_and(Option::is_some);
+            assert!(is_shown || held.is_empty(), "keys of no node, {number}");
+        }
     }
 
     fn apply_event(
@@ -237,13 +232,11 @@ impl Index {
         event: &KvEvent,
         applied: &mut Applied,
     ) {
-        let published = self.published();
         let Some(node) = writer.nodes.get_mut(id) else {
             return;
         };
         let mut shared = Shared {
-            table: &published.table,
-            occupancy: &mut writer.occupancy,
+            table: &mut writer.table,
             spaces: &mut writer.spaces,
             salts: &self.salts,
             limits: &writer.limits,
@@ -289,90 +282,40 @@ impl Index {
                 }
             }
         }
-        if let Some(Some(shown)) = published.nodes.get(node.slot()) {
-            shown
-                .block_tokens
-                .store(node.block_tokens(), Ordering::Relaxed);
+        if let Some(Some(shown)) = self.published.load().nodes.get(node.number()) {
+            let own = node.block_tokens();
+            shown.block_tokens.store(own, Ordering::Relaxed);
         }
-    }
-
-    /// Gives a node that is not known yet a bit; false where there is none left.
-    fn admit(&self, writer: &mut Writer, id: &NodeId) -> bool {
-        if writer.nodes.contains_key(id) {
-            return true;
-        }
-        let free = {
-            let published = self.published();
-            let gap = published.nodes.iter().position(Option::is_none);
-            gap.unwrap_or(published.nodes.len())
-        };
-        if free >= NODES_MAX {
-            return false;
-        }
-        if free >= self.published().table.nodes() {
-            self.rebuild(writer, 0, free + 1);
-        }
-        let shown = Shown {
-            id: id.clone(),
-            block_tokens: AtomicUsize::new(BLOCK_TOKENS),
-        };
-        let mut published = self
-            .published
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        if published.nodes.len() <= free {
-            published.nodes.resize_with(free + 1, || None);
-        }
-        published.nodes[free] = Some(shown);
-        writer.nodes.insert(id.clone(), Node::new(free));
-        true
-    }
-
-    /// Sees to it that the table has a slot for every block that the event may complete.
-    fn make_room(&self, writer: &mut Writer, event: &KvEvent) {
-        let KvEvent::Stored { token_ids, .. } = event else {
-            return;
-        };
-        let wanted = (token_ids.len() / BLOCK_TOKENS + 1).min(writer.limits.node_blocks_max);
-        if !self.published().table.has_room(writer.occupancy, wanted) {
-            self.rebuild(writer, wanted, 0);
-        }
-    }
-
-    /// Gives memory back after much was removed.
-    fn shrink(&self, writer: &mut Writer) {
-        if self.published().table.is_oversized(writer.occupancy) {
-            self.rebuild(writer, 0, 0);
-        }
-    }
-
-    /// Builds a fresh table beside the old one, which lookups go on reading, then exchanges them.
-    fn rebuild(&self, writer: &mut Writer, more: usize, nodes: usize) {
-        let (fresh, occupancy) = self
-            .published()
-            .table
-            .rebuilt(writer.occupancy.live, more, nodes);
-        writer.occupancy = occupancy;
-        let mut published = self
-            .published
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        let old = std::mem::replace(&mut published.table, fresh);
-        // Freeing the old table takes longer than the exchange.
-        drop(published);
-        drop(old);
     }
 
     // A poisoned lock means that an assertion failed while it was held. Credit may be off from
     // then on, which costs time and never correctness; a gateway that stops would cost more.
-    fn published(&self) -> RwLockReadGuard<'_, Published> {
-        self.published
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn writer(&self) -> MutexGuard<'_, Writer> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Writer {
+    /// Gives a node that is not known yet a number; false where there is none left.
+    fn admit(&mut self, id: &NodeId) -> bool {
+        if self.nodes.contains_key(id) {
+            return true;
+        }
+        let mut shown = self.table.published().load().nodes.to_vec();
+        let free = shown.iter().position(Option::is_none);
+        let number = free.unwrap_or(shown.len());
+        if number >= NODES_MAX {
+            return false;
+        }
+        self.table.widen(number + 1);
+        shown.resize(shown.len().max(number + 1), None);
+        shown[number] = Some(Arc::new(Shown {
+            id: id.clone(),
+            block_tokens: AtomicUsize::new(BLOCK_TOKENS),
+        }));
+        self.table.show(shown);
+        self.nodes.insert(id.clone(), Node::new(number));
+        true
     }
 }
 

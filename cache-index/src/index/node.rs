@@ -1,21 +1,26 @@
 //! What does one node hold, in its own names and in ours?
 //!
-//! The engine's hashes resolve parents and removals; our chained hash of the tokens is what gets
+//! The engine's names resolve parents and removals; our chained hash of the tokens is what gets
 //! credited. A node block of any size works: one of 32 tokens completes two of our blocks, one of
 //! 4 completes ours with every fourth, and what is left over (the tail) waits for the next block.
-//! Two node blocks may complete the same block of ours (SGLang and vLLM both can compute a prefix
-//! twice), so each key is counted and its bit goes with the last holder.
+//! A node block of exactly our size, the common case, is a name and a record, nothing else.
+//! Two node blocks may complete the same block of ours (an engine can compute a prefix twice), so
+//! each key is counted.
 //! A node block that begins inside one of our blocks goes when the node block before it goes:
-//! without it, it cannot be used either. Blocks further on keep their bits; the hole in front of
-//! them already ends every overlap.
+//! without it, it cannot be used either. Blocks further on are kept without credit; see
+//! [`super::chains`].
 //! Left out: media other than the device (an event about them is counted and ignored), and all
 //! attention groups but one, the first that serves full attention.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
-use super::held::{EngineKey, More, NodeBlock, Place};
-use super::spaces::{Salts, Spaces};
-use super::table::{Occupancy, Table};
+use super::chains::{Chains, Hold, RECORDS_MAX};
+use super::names::Names;
+use super::odd::{Arrival, Odd, Place, name_of};
+use super::records::{Before, Record};
+use super::shard::Tag;
+use super::spaces::{Salts, SpaceId, Spaces};
+use super::table::Table;
 use super::{Applied, Limits};
 use crate::block::{BLOCK_TOKENS, BlockHash};
 use crate::event::{EngineHash, ExtraKeys, GroupKind, Medium};
@@ -32,8 +37,7 @@ pub(super) struct Stored<'a> {
 
 /// What all nodes share while one of them changes.
 pub(super) struct Shared<'a> {
-    pub(super) table: &'a Table,
-    pub(super) occupancy: &'a mut Occupancy,
+    pub(super) table: &'a mut Table,
     pub(super) spaces: &'a mut Spaces,
     pub(super) salts: &'a Salts,
     pub(super) limits: &'a Limits,
@@ -42,14 +46,24 @@ pub(super) struct Shared<'a> {
     pub(super) applied: &'a mut Applied,
 }
 
+/// A name's value where the block is not one block of ours; else it is the number of its record.
+const ODD: u32 = u32::MAX - 1;
+
+/// What became of one node block.
+enum One {
+    Stored,
+    Repeated,
+    Orphan,
+    OverLimit,
+}
+
 /// One node's blocks.
 pub(super) struct Node {
-    /// Its bit in the table.
-    slot: usize,
-    blocks: HashMap<EngineKey, NodeBlock>,
-    /// Holders of a key beyond the first.
-    extra_holders: HashMap<u64, u32>,
-    held: usize,
+    /// Its number in the table.
+    number: usize,
+    chains: Chains,
+    names: Names,
+    odd: HashMap<u64, Odd>,
     weight: usize,
     /// Tokens in its blocks, by its last event.
     block_tokens: usize,
@@ -58,24 +72,24 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) fn new(slot: usize) -> Self {
+    pub(super) fn new(number: usize) -> Self {
         Self {
-            slot,
-            blocks: HashMap::new(),
-            extra_holders: HashMap::new(),
-            held: 0,
+            number,
+            chains: Chains::new(number),
+            names: Names::new(),
+            odd: HashMap::new(),
             weight: 0,
             block_tokens: BLOCK_TOKENS,
             group: None,
         }
     }
 
-    pub(super) fn slot(&self) -> usize {
-        self.slot
+    pub(super) fn number(&self) -> usize {
+        self.number
     }
 
     pub(super) fn held(&self) -> usize {
-        self.held
+        self.chains.held()
     }
 
     pub(super) fn weight(&self) -> usize {
@@ -127,28 +141,24 @@ impl Node {
                 shared.applied.uncreditable += count - at;
                 return;
             }
-            let block = NodeBlock::after(&place, shared.spaces.namespace(place.space), tokens);
-            let key = EngineKey::of(hash);
-            let parent = place.parent;
-            place = Place {
-                space: block.space,
-                parent: Some(key),
-                last: block.last,
-                tail: block.tail().to_vec(),
+            let name = name_of(hash);
+            let one = match <&[u32; BLOCK_TOKENS]>::try_from(tokens) {
+                Ok(block) if place.tail.is_empty() => {
+                    self.store_plain(name, &mut place, block, shared)
+                }
+                _ => self.store_odd(name, &mut place, tokens, shared),
             };
-            if self.blocks.get(&key).is_some_and(|old| old.is_same(&block)) {
-                shared.applied.repeated += 1;
-                continue;
-            }
-            // The engine gave the name to another block: the removal was lost on the way.
-            self.remove(key, shared);
-            if parent.is_some_and(|parent| !self.blocks.contains_key(&parent)) {
-                shared.applied.orphans += count - at;
-                return;
-            }
-            if !self.insert(key, block, shared) {
-                shared.applied.over_limit += count - at;
-                return;
+            match one {
+                One::Stored => {}
+                One::Repeated => shared.applied.repeated += 1,
+                One::Orphan => {
+                    shared.applied.orphans += count - at;
+                    return;
+                }
+                One::OverLimit => {
+                    shared.applied.over_limit += count - at;
+                    return;
+                }
             }
         }
     }
@@ -157,171 +167,289 @@ impl Node {
     fn first_place(&self, event: &Stored<'_>, shared: &mut Shared<'_>) -> Option<Place> {
         let count = event.block_hashes.len();
         let keys = event.extra_keys.of(0);
-        let Some(parent) = event.parent.map(EngineKey::of) else {
+        let Some(parent) = event.parent.map(name_of) else {
             let space = shared.spaces.of_chain(event.adapter, keys, shared.salts);
             if space.is_none() {
                 shared.applied.uncreditable += count;
             }
-            let begin = |space| Place {
-                space,
+            return Some(Place {
+                space: space?,
                 parent: None,
                 last: BlockHash::ROOT,
+                record: None,
                 tail: Vec::new(),
-            };
-            return space.map(begin);
+            });
         };
-        let Some(block) = self.blocks.get(&parent) else {
+        let Some(value) = self.names.get(parent) else {
             shared.applied.orphans += count;
             return None;
         };
-        if !shared.spaces.continues(block.space, event.adapter, keys) {
+        let place = self.place_after(parent, value);
+        if !shared.spaces.continues(place.space, event.adapter, keys) {
             shared.applied.uncreditable += count;
             return None;
         }
-        let tail = block.tail().to_vec();
-        Some(Place {
-            space: block.space,
+        Some(place)
+    }
+
+    fn place_after(&self, parent: u64, value: u32) -> Place {
+        if value == ODD {
+            let odd = &self.odd[&parent];
+            return Place {
+                space: odd.space,
+                parent: Some(parent),
+                last: odd.last,
+                record: odd.keys.last().copied(),
+                tail: odd.tail.clone(),
+            };
+        }
+        let record = Record::from_number(value);
+        Place {
+            space: self.chains.space(record),
             parent: Some(parent),
-            last: block.last,
-            tail,
-        })
+            last: self.chains.hash(record),
+            record: Some(record),
+            tail: Vec::new(),
+        }
+    }
+
+    /// Stores a node block that is one block of ours, and moves the place behind it.
+    fn store_plain(
+        &mut self,
+        name: u64,
+        place: &mut Place,
+        tokens: &[u32; BLOCK_TOKENS],
+        shared: &mut Shared<'_>,
+    ) -> One {
+        let hash = shared
+            .spaces
+            .namespace(place.space)
+            .hash(place.last, tokens);
+        let before = self.before(place.record.take(), place.last);
+        let parent = place.parent.replace(name);
+        place.last = hash;
+        if let Some(value) = self.names.get(name) {
+            if self.is_same(name, value, place, &[hash]) {
+                place.record = self.place_after(name, value).record;
+                return One::Repeated;
+            }
+            if !self.make_way(name, parent, shared) {
+                return One::Orphan;
+            }
+        }
+        if !self.take_weight(1, shared) {
+            return One::OverLimit;
+        }
+        let record = self.hold(before, hash, place.space, shared);
+        self.names.insert(name, record.number());
+        place.record = Some(record);
+        One::Stored
+    }
+
+    /// Stores any other node block, and moves the place behind it.
+    fn store_odd(
+        &mut self,
+        name: u64,
+        place: &mut Place,
+        tokens: &[u32],
+        shared: &mut Shared<'_>,
+    ) -> One {
+        let arrival = Arrival::at(place, shared.spaces.namespace(place.space), tokens);
+        let parent = place.parent.replace(name);
+        let (last, record) = (place.last, place.record.take());
+        place.last = arrival.last;
+        place.tail.clone_from(&arrival.tail);
+        if let Some(value) = self.names.get(name) {
+            if self.is_same(name, value, place, &arrival.hashes) {
+                place.record = self.place_after(name, value).record;
+                return One::Repeated;
+            }
+            if !self.make_way(name, parent, shared) {
+                return One::Orphan;
+            }
+        }
+        if !self.take_weight(arrival.weight(), shared) {
+            return One::OverLimit;
+        }
+        let mut before = self.before(record, last);
+        let mut keys = Vec::with_capacity(arrival.hashes.len());
+        for hash in &arrival.hashes {
+            let record = self.hold(before, *hash, place.space, shared);
+            before = Before::Held(record);
+            keys.push(record);
+        }
+        place.record = keys.last().copied();
+        if let Some(before) = arrival.before.and_then(|before| self.odd.get_mut(&before)) {
+            before.after.insert(name);
+        }
+        let odd = Odd {
+            space: place.space,
+            last: arrival.last,
+            keys,
+            tail: arrival.tail,
+            before: arrival.before,
+            after: BTreeSet::new(),
+        };
+        self.odd.insert(name, odd);
+        self.names.insert(name, ODD);
+        One::Stored
+    }
+
+    fn before(&mut self, record: Option<Record>, last: BlockHash) -> Before {
+        match record {
+            Some(record) => Before::Held(record),
+            None => self.chains.before(last),
+        }
+    }
+
+    /// Whether the name stands for the tokens up to `place` already, of which these keys end in
+    /// the block. A hash covers all that came before it.
+    fn is_same(&self, name: u64, value: u32, place: &Place, hashes: &[BlockHash]) -> bool {
+        if value != ODD {
+            let own = self.chains.hash(Record::from_number(value));
+            return place.tail.is_empty() && hashes == [own];
+        }
+        let odd = &self.odd[&name];
+        let own = odd.keys.iter().map(|record| self.chains.hash(*record));
+        odd.space == place.space
+            && odd.last == place.last
+            && odd.tail == place.tail
+            && own.eq(hashes.iter().copied())
+    }
+
+    /// The engine gave the name to another block: the removal was lost on the way. False where
+    /// the parent goes with the old block.
+    fn make_way(&mut self, name: u64, parent: Option<u64>, shared: &mut Shared<'_>) -> bool {
+        self.remove(name, shared);
+        parent.is_none_or(|parent| self.names.get(parent).is_some())
     }
 
     /// False where a limit is reached: what does not fit gets no credit, and what is held already
     /// stays, since it is what requests are being routed by.
-    fn insert(&mut self, key: EngineKey, block: NodeBlock, shared: &mut Shared<'_>) -> bool {
-        let weight = block.weight();
+    fn take_weight(&mut self, weight: usize, shared: &mut Shared<'_>) -> bool {
         let fits = |used: usize, max: usize| used.saturating_add(weight) <= max;
-        if !fits(self.weight, shared.limits.node_blocks_max)
+        if !fits(self.weight, shared.limits.node_blocks_max.min(RECORDS_MAX))
             || !fits(*shared.total, shared.limits.total_blocks_max)
         {
             return false;
         }
         self.weight += weight;
         *shared.total += weight;
-        for held in block.keys() {
-            if shared.table.has(held, self.slot) {
-                *self.extra_holders.entry(held).or_default() += 1;
-            } else {
-                shared.occupancy.note(shared.table.set(held, self.slot));
-                self.held += 1;
-                shared.applied.stored += 1;
-            }
-        }
-        let before = block.more.as_ref().and_then(|more| more.before);
-        if let Some(more) = before.and_then(|before| self.blocks.get_mut(&before)?.more.as_mut()) {
-            more.after.insert(key);
-        }
-        self.blocks.insert(key, block);
         true
+    }
+
+    fn hold(
+        &mut self,
+        before: Before,
+        hash: BlockHash,
+        space: SpaceId,
+        shared: &mut Shared<'_>,
+    ) -> Record {
+        let hold = self.chains.hold(before, hash, space, shared.table);
+        shared.applied.stored += usize::from(matches!(hold, Hold::New(_)));
+        hold.record()
     }
 
     /// Removes blocks by their names.
     pub(super) fn remove_all(&mut self, hashes: &[EngineHash], shared: &mut Shared<'_>) {
         for hash in hashes {
-            if !self.remove(EngineKey::of(hash), shared) {
+            if !self.remove(name_of(hash), shared) {
                 shared.applied.unknown_removals += 1;
             }
         }
     }
 
     /// Removes a block and those that continue its tail; false where it is not held.
-    fn remove(&mut self, key: EngineKey, shared: &mut Shared<'_>) -> bool {
-        let Some(block) = self.blocks.remove(&key) else {
+    fn remove(&mut self, name: u64, shared: &mut Shared<'_>) -> bool {
+        let Some(value) = self.names.remove(name) else {
             return false;
         };
-        let before = block.more.as_ref().and_then(|more| more.before);
-        if let Some(more) = before.and_then(|before| self.blocks.get_mut(&before)?.more.as_mut()) {
-            more.after.remove(&key);
+        if value != ODD {
+            self.give_back(1, [Record::from_number(value)], shared);
+            return true;
         }
-        let mut gone = vec![block];
-        while let Some(block) = gone.pop() {
-            self.release(&block, shared);
-            let after = block.more.map(|more| more.after).unwrap_or_default();
-            gone.extend(after.iter().filter_map(|key| self.blocks.remove(key)));
+        let mut gone: Vec<Odd> = self.odd.remove(&name).into_iter().collect();
+        let before = gone.first().and_then(|odd| odd.before);
+        if let Some(before) = before.and_then(|before| self.odd.get_mut(&before)) {
+            before.after.remove(&name);
+        }
+        let mut at = 0;
+        while at < gone.len() {
+            for after in std::mem::take(&mut gone[at].after) {
+                self.names.remove(after);
+                gone.extend(self.odd.remove(&after));
+            }
+            at += 1;
+        }
+        // From the end: what is behind a key that goes need not be cut off first.
+        for odd in gone.into_iter().rev() {
+            self.give_back(odd.weight(), odd.keys.into_iter().rev(), shared);
         }
         true
     }
 
-    /// Gives back the keys and the weight of a block that has left the map.
-    fn release(&mut self, block: &NodeBlock, shared: &mut Shared<'_>) {
-        self.weight -= block.weight();
-        *shared.total -= block.weight();
-        for key in block.keys() {
-            match self.extra_holders.get_mut(&key) {
-                Some(1) => drop(self.extra_holders.remove(&key)),
-                Some(holders) => *holders -= 1,
-                None => {
-                    shared.occupancy.note(shared.table.clear(key, self.slot));
-                    self.held -= 1;
-                    shared.applied.removed += 1;
-                }
-            }
+    /// Gives back the weight and the keys of a block.
+    fn give_back(
+        &mut self,
+        weight: usize,
+        keys: impl IntoIterator<Item = Record>,
+        shared: &mut Shared<'_>,
+    ) {
+        self.weight -= weight;
+        *shared.total -= weight;
+        for record in keys {
+            let was_last = self.chains.release(record, shared.table);
+            shared.applied.removed += usize::from(was_last);
         }
     }
 
-    /// Drops everything.
+    /// Drops everything, and gives its memory back.
     pub(super) fn clear(&mut self, shared: &mut Shared<'_>) {
-        // A fresh map, so that a node that restarts empty gives its memory back.
-        for block in std::mem::take(&mut self.blocks).into_values() {
-            self.release(&block, shared);
-        }
-        self.extra_holders = HashMap::new();
+        shared.applied.removed += self.chains.held();
+        *shared.total -= self.weight;
+        self.weight = 0;
+        self.chains.clear(shared.table);
+        self.names = Names::new();
+        self.odd = HashMap::new();
     }
 
-    /// Recounts everything from the blocks.
-    pub(super) fn check_integrity(&self, table: &Table, bits: usize) {
-        let mut holders: HashMap<u64, u32> = HashMap::new();
-        let mut weight = 0;
-        for (key, block) in &self.blocks {
-            weight += block.weight();
-            block
-                .keys()
-                .for_each(|key| *holders.entry(key).or_default() += 1);
-            let Some(more) = &block.more else { continue };
+    /// Recounts everything from the names; panics where something does not add up.
+    pub(super) fn check_integrity(&self, in_table: &[(usize, Tag)]) {
+        let mut holders: HashMap<Record, u32> = HashMap::new();
+        let (mut weight, mut odd_names) = (0, 0);
+        for (name, value) in self.names.iter() {
+            if value != ODD {
+                weight += 1;
+                *holders.entry(Record::from_number(value)).or_default() += 1;
+                continue;
+            }
+            odd_names += 1;
+            let odd = &self.odd[&name];
+            weight += odd.weight();
+            for record in &odd.keys {
+                *holders.entry(*record).or_default() += 1;
+            }
             assert!(
-                more.tail.len() < BLOCK_TOKENS,
-                "a tail of {} tokens",
-                more.tail.len()
+                odd.tail.len() < BLOCK_TOKENS,
+                "a tail of {}",
+                odd.tail.len()
             );
-            let linked = |other: &EngineKey, back: &dyn Fn(&More) -> bool| {
-                self.blocks
-                    .get(other)
-                    .and_then(|block| block.more.as_deref())
-                    .is_some_and(back)
-            };
+            let linked =
+                |other: &u64, back: &dyn Fn(&Odd) -> bool| self.odd.get(other).is_some_and(back);
+            let is_after = |before: u64| linked(&before, &|odd| odd.after.contains(&name));
             assert!(
-                more.before
-                    .is_none_or(|before| linked(&before, &|m| m.after.contains(key)))
+                odd.before.is_none_or(is_after),
+                "a block before it that does not know"
             );
+            let is_before = |after: &u64| linked(after, &|odd| odd.before == Some(name));
             assert!(
-                more.after
-                    .iter()
-                    .all(|after| linked(after, &|m| m.before == Some(*key)))
+                odd.after.iter().all(is_before),
+                "a block after it that does not know"
             );
         }
-        assert_eq!(
-            weight, self.weight,
-            "weight of the node in bit {}",
-            self.slot
-        );
-        assert_eq!(
-            holders.len(),
-            self.held,
-            "blocks of the node in bit {}",
-            self.slot
-        );
-        assert_eq!(bits, self.held, "bits of the node in bit {}", self.slot);
-        for (key, count) in &holders {
-            assert!(table.has(*key, self.slot), "a held key without its bit");
-            let extra = self.extra_holders.get(key).copied().unwrap_or_default();
-            assert_eq!(*count, extra + 1, "holders of a key");
-        }
-        assert!(
-            self.extra_holders
-                .keys()
-                .all(|key| holders.contains_key(key))
-        );
+        assert_eq!(odd_names, self.odd.len(), "names of odd blocks");
+        assert_eq!(weight, self.weight, "weight of node {}", self.number);
+        self.chains.check_integrity(&holders, in_table);
     }
 }
 

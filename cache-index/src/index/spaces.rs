@@ -49,7 +49,7 @@ impl Salts {
 
 /// A namespace by its number in [`Spaces`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct SpaceId(u32);
+pub(super) struct SpaceId(pub(super) u32);
 
 /// What a namespace is made of, beside the model.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -119,7 +119,7 @@ impl Spaces {
     /// chain's, and nothing else entered its hash.
     pub(super) fn continues(&self, id: SpaceId, adapter: Option<&str>, keys: &[ExtraKey]) -> bool {
         let own = self.get(id).adapter.as_deref();
-        own == adapter && beside_adapter(keys, adapter).is_empty()
+        own == adapter && (keys.is_empty() || beside_adapter(keys, adapter).is_empty())
     }
 
     pub(super) fn namespace(&self, id: SpaceId) -> &Namespace {

@@ -1,262 +1,191 @@
-//! Which nodes hold a block, for readers that never wait?
+//! Which nodes hold a key, over all shards?
 //!
-//! An open-addressed hash table of atomic words. A slot is the block's 64-bit key followed by one
-//! bit for each node. There is one writer at a time (the index sees to that) and any number of
-//! readers: a reader sees each slot as it was at some instant, which is all that an overlap needs,
-//! since events are in flight anyway.
-//! A slot keeps its key for the life of the table, even with no bit left: a reader must never meet
-//! a slot that changes its key under it. The writer builds a fresh table when too many slots are
-//! taken, and publishes it whole.
-//! Keys are the first 64 bits of a keyed hash, so they are spread evenly as they are.
+//! Readers get a published snapshot: a tree of two levels over the shards, which they keep for one
+//! lookup, without a lock. The writer changes single words in place, and exchanges a shard that has
+//! no room left (or much too much) for a fresh one: two short arrays are copied and one pointer is
+//! swapped. A reader that still has the old shard sees it as it was when it was exchanged, which is
+//! after its lookup began. Freed memory goes back to the allocator with the last such reader.
+//! A thousand shards keep the pause of an exchange short: at ten million keys one has 10,000.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
-/// Smallest number of slots.
-const CAPACITY_MIN: usize = 1024;
+use arc_swap::ArcSwap;
 
-/// Bits in a word of the node set.
-const WORD_BITS: usize = 64;
+use super::shard::{NODES_MAX, Shard, Tag, Usage, Write};
+use crate::ids::NodeId;
 
-/// Nodes that the table can tell apart: 16 words, so that a lookup's state stays on the stack.
-pub(super) const NODES_MAX: usize = WORDS_MAX * WORD_BITS;
-const WORDS_MAX: usize = 16;
+/// Shards in a group, groups, and the bits of a key that choose among each.
+const FAN: usize = 32;
+const FAN_BITS: u32 = 5;
+const SHARDS: usize = FAN * FAN;
 
-/// The key of a slot that was never taken. A block whose hash begins with 64 zero bits is moved to
-/// the next key.
-const EMPTY: u64 = 0;
-
-/// What a write did, for the writer's own counts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Write {
-    /// Nothing: the bit was as wanted.
-    Unchanged,
-    /// The bit changed in a slot that other nodes share.
-    Shared,
-    /// It was the first bit of a slot that had its key already.
-    Revived,
-    /// It was the first bit of a fresh slot.
-    Fresh,
-    /// It was the last bit of its slot.
-    Emptied,
+/// What lookups read.
+#[derive(Clone)]
+pub(super) struct Snapshot {
+    groups: [Arc<[Shard; FAN]>; FAN],
+    /// Words in a shard's sets: 1, 2, 4, 8 or 16.
+    set_words: usize,
+    /// The node of each number; none where it is free.
+    pub(super) nodes: Arc<[Option<Arc<Shown>>]>,
 }
 
-/// The table; its capacity never changes.
-pub(super) struct Table {
-    /// Slots of one key and `words` words of bits.
-    slots: Box<[AtomicU64]>,
-    words: usize,
-    capacity: usize,
+/// A node as lookups see it.
+pub(super) struct Shown {
+    pub(super) id: NodeId,
+    pub(super) block_tokens: std::sync::atomic::AtomicUsize,
 }
 
-/// Slots in use, kept by the writer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Occupancy {
-    /// Slots with a key.
-    pub(super) taken: usize,
-    /// Of these, the ones with a bit.
-    pub(super) live: usize,
-}
-
-impl Occupancy {
-    /// Follows a write.
-    pub(super) fn note(&mut self, write: Write) {
-        match write {
-            Write::Unchanged | Write::Shared => {}
-            Write::Revived => self.live += 1,
-            Write::Fresh => {
-                self.taken += 1;
-                self.live += 1;
-            }
-            Write::Emptied => self.live -= 1,
-        }
+impl Snapshot {
+    /// The shard of a key.
+    pub(super) fn shard(&self, key: u64) -> &Shard {
+        let at = shard_of(key);
+        &self.groups[at / FAN][at % FAN]
     }
+
+    pub(super) fn set_words(&self) -> usize {
+        self.set_words
+    }
+}
+
+/// The writer's side.
+pub(super) struct Table {
+    published: Arc<ArcSwap<Snapshot>>,
+    /// The shards that are published.
+    shards: Vec<Shard>,
+    usage: Vec<Usage>,
+    set_words: usize,
+    /// Keys with a holder.
+    live: usize,
 }
 
 impl Table {
-    /// A table with room for twice `live` keys and for `nodes` nodes.
-    pub(super) fn new(live: usize, nodes: usize) -> Self {
-        let capacity = live.saturating_mul(2).next_power_of_two().max(CAPACITY_MIN);
-        let words = nodes.div_ceil(WORD_BITS).clamp(1, WORDS_MAX);
-        let slots = (0..capacity * (1 + words))
-            .map(|_| AtomicU64::new(0))
-            .collect();
-        Self {
-            slots,
-            words,
-            capacity,
-        }
-    }
-
-    /// Nodes it has bits for.
-    pub(super) fn nodes(&self) -> usize {
-        self.words * WORD_BITS
-    }
-
-    /// Whether `more` fresh keys fit: three quarters of the slots may be taken, which keeps probe
-    /// sequences short and guarantees that each of them ends.
-    pub(super) fn has_room(&self, occupancy: Occupancy, more: usize) -> bool {
-        occupancy.taken.saturating_add(more) <= self.capacity / 4 * 3
-    }
-
-    /// Whether so few keys are left that a smaller table would do. Far enough below what
-    /// [`Table::new`] starts with that table sizes do not swing.
-    pub(super) fn is_oversized(&self, occupancy: Occupancy) -> bool {
-        self.capacity > CAPACITY_MIN && occupancy.live < self.capacity / 16
-    }
-
-    /// Sets a node's bit. The caller has checked the room.
-    pub(super) fn set(&self, key: u64, node: usize) -> Write {
-        let (word, bit) = place(node);
-        match self.find(key) {
-            Ok(slot) => {
-                let was_dead = self.is_dead(slot);
-                let before = self.slots[slot + 1 + word].fetch_or(bit, Ordering::Release);
-                match (before & bit != 0, was_dead) {
-                    (true, _) => Write::Unchanged,
-                    (false, true) => Write::Revived,
-                    (false, false) => Write::Shared,
-                }
-            }
-            Err(slot) => {
-                // Bits first: a reader that sees the key sees them.
-                self.slots[slot + 1 + word].store(bit, Ordering::Relaxed);
-                self.slots[slot].store(normal(key), Ordering::Release);
-                Write::Fresh
-            }
-        }
-    }
-
-    /// Clears a node's bit.
-    pub(super) fn clear(&self, key: u64, node: usize) -> Write {
-        let (word, bit) = place(node);
-        let Ok(slot) = self.find(key) else {
-            return Write::Unchanged;
+    /// A table without keys, with room for the first 64 nodes.
+    pub(super) fn new() -> Self {
+        let empty = Shard::empty(1);
+        let group = Arc::new(std::array::from_fn(|_| empty.clone()));
+        let snapshot = Snapshot {
+            groups: std::array::from_fn(|_| Arc::clone(&group)),
+            set_words: 1,
+            nodes: Arc::from([]),
         };
-        let before = self.slots[slot + 1 + word].fetch_and(!bit, Ordering::Release);
-        if before & bit == 0 {
-            Write::Unchanged
-        } else if self.is_dead(slot) {
-            Write::Emptied
-        } else {
-            Write::Shared
+        Self {
+            published: Arc::new(ArcSwap::from_pointee(snapshot)),
+            shards: vec![empty; SHARDS],
+            usage: vec![Usage::default(); SHARDS],
+            set_words: 1,
+            live: 0,
         }
     }
 
-    /// Whether a node's bit is set.
-    pub(super) fn has(&self, key: u64, node: usize) -> bool {
-        let (word, bit) = place(node);
-        self.find(key)
-            .is_ok_and(|slot| self.slots[slot + 1 + word].load(Ordering::Acquire) & bit != 0)
+    /// Where lookups find the snapshot.
+    pub(super) fn published(&self) -> Arc<ArcSwap<Snapshot>> {
+        Arc::clone(&self.published)
     }
 
-    /// Calls `visit(node, run)` for each node that holds leading keys, with their number.
-    pub(super) fn leading_runs(
-        &self,
-        keys: impl Iterator<Item = u64>,
-        mut visit: impl FnMut(usize, usize),
-    ) {
-        let mut alive = [0_u64; WORDS_MAX];
-        let alive = &mut alive[..self.words];
-        let mut depth = 0;
-        for key in keys {
-            let slot = self.find(key).ok();
-            let mut any = 0;
-            for (word, left) in alive.iter_mut().enumerate() {
-                let held = slot.map_or(0, |slot| {
-                    self.slots[slot + 1 + word].load(Ordering::Acquire)
-                });
-                if depth == 0 {
-                    *left = held;
-                } else {
-                    each_bit(word, *left & !held, |node| visit(node, depth));
-                    *left &= held;
-                }
-                any |= *left;
-            }
-            if any == 0 {
-                return;
-            }
-            depth += 1;
-        }
-        for (word, left) in alive.iter().enumerate() {
-            each_bit(word, *left, |node| visit(node, depth));
-        }
+    /// Keys with a holder.
+    pub(super) fn live(&self) -> usize {
+        self.live
     }
 
-    /// A new table with the same content and room for `more` keys and `nodes` nodes.
-    pub(super) fn rebuilt(&self, live: usize, more: usize, nodes: usize) -> (Self, Occupancy) {
-        let fresh = Self::new(live.saturating_add(more), nodes.max(self.nodes()));
-        let mut occupancy = Occupancy::default();
-        for slot in self.slots.chunks_exact(1 + self.words) {
-            let key = slot[0].load(Ordering::Relaxed);
-            for (word, bits) in slot[1..].iter().enumerate() {
-                each_bit(word, bits.load(Ordering::Relaxed), |node| {
-                    occupancy.note(fresh.set(key, node));
-                });
-            }
+    /// Makes a node a holder of a key.
+    pub(super) fn add(&mut self, key: u64, node: usize) -> Write {
+        let at = shard_of(key);
+        let mut write = self.shards[at].add(key, node, &mut self.usage[at]);
+        if write == Write::NoRoom {
+            self.rebuild(at);
+            write = self.shards[at].add(key, node, &mut self.usage[at]);
         }
-        (fresh, occupancy)
+        self.live += usize::from(write == Write::First);
+        write
     }
 
-    /// Counts by looking at every slot, for integrity checks: occupancy, and bits of each node.
-    pub(super) fn recount(&self) -> (Occupancy, Vec<usize>) {
-        let mut occupancy = Occupancy::default();
-        let mut held = vec![0; self.nodes()];
-        for slot in self.slots.chunks_exact(1 + self.words) {
-            let taken = slot[0].load(Ordering::Relaxed) != EMPTY;
-            let mut live = false;
-            for (word, bits) in slot[1..].iter().enumerate() {
-                let bits = bits.load(Ordering::Relaxed);
-                live |= bits != 0;
-                each_bit(word, bits, |node| held[node] += 1);
-            }
-            assert!(taken || !live, "bits in a slot without a key");
-            occupancy.taken += usize::from(taken);
-            occupancy.live += usize::from(live);
-        }
-        (occupancy, held)
-    }
-
-    /// The offset of the key's slot, or of the empty slot where it belongs.
-    fn find(&self, key: u64) -> Result<usize, usize> {
-        let key = normal(key);
-        let stride = 1 + self.words;
-        // The truncation keeps the low bits, which is what the mask keeps as well.
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "masked to the capacity anyway"
-        )]
-        let mut at = key as usize & (self.capacity - 1);
-        loop {
-            match self.slots[at * stride].load(Ordering::Acquire) {
-                found if found == key => return Ok(at * stride),
-                EMPTY => return Err(at * stride),
-                _ => at = (at + 1) & (self.capacity - 1),
+    /// Makes a node no holder of a key.
+    pub(super) fn remove(&mut self, key: u64, node: usize) {
+        let at = shard_of(key);
+        if self.shards[at].remove(key, node, &mut self.usage[at]) == Write::Last {
+            self.live -= 1;
+            if self.shards[at].is_oversized(self.usage[at]) {
+                self.rebuild(at);
             }
         }
     }
 
-    fn is_dead(&self, slot: usize) -> bool {
-        self.slots[slot + 1..=slot + self.words]
-            .iter()
-            .all(|bits| bits.load(Ordering::Relaxed) == 0)
+    /// Shows lookups other nodes; all of them must have room ([`Table::widen`]).
+    pub(super) fn show(&self, nodes: Vec<Option<Arc<Shown>>>) {
+        let before = self.published.load_full();
+        self.published.store(Arc::new(Snapshot {
+            nodes: nodes.into(),
+            ..(*before).clone()
+        }));
+    }
+
+    /// Sees to it that sets have a bit for so many nodes.
+    pub(super) fn widen(&mut self, nodes: usize) {
+        assert!(nodes <= NODES_MAX, "{nodes} nodes");
+        let wanted = nodes.div_ceil(64).next_power_of_two();
+        if wanted <= self.set_words {
+            return;
+        }
+        self.set_words = wanted;
+        for at in 0..SHARDS {
+            (self.shards[at], self.usage[at]) = self.shards[at].rebuilt(wanted);
+        }
+        let group = |group: usize| {
+            Arc::new(std::array::from_fn(|at| {
+                self.shards[group * FAN + at].clone()
+            }))
+        };
+        let before = self.published.load_full();
+        self.published.store(Arc::new(Snapshot {
+            groups: std::array::from_fn(group),
+            set_words: wanted,
+            nodes: Arc::clone(&before.nodes),
+        }));
+    }
+
+    /// Exchanges a shard for one with the right room.
+    fn rebuild(&mut self, at: usize) {
+        (self.shards[at], self.usage[at]) = self.shards[at].rebuilt(self.set_words);
+        let mut snapshot = (*self.published.load_full()).clone();
+        let mut group = (*snapshot.groups[at / FAN]).clone();
+        group[at % FAN] = self.shards[at].clone();
+        snapshot.groups[at / FAN] = Arc::new(group);
+        self.published.store(Arc::new(snapshot));
+    }
+
+    /// All keys of each node as far as they are kept, by looking at every word; panics where the
+    /// counts are off. For integrity checks.
+    pub(super) fn recount(&self) -> Vec<Vec<(usize, Tag)>> {
+        let mut held = vec![Vec::new(); NODES_MAX];
+        let mut live = 0;
+        let snapshot = self.published.load();
+        for (at, (shard, usage)) in self.shards.iter().zip(&self.usage).enumerate() {
+            let mut last = None;
+            let mut keys = 0;
+            shard.for_each(|tag, node| {
+                keys += usize::from(last != Some(tag));
+                last = Some(tag);
+                held[node].push((at, tag));
+            });
+            assert_eq!(keys, usage.live, "keys of shard {at}");
+            live += keys;
+            let seen = &snapshot.groups[at / FAN][at % FAN];
+            assert!(
+                seen.is_same(shard),
+                "shard {at} is not the one that is published"
+            );
+        }
+        assert_eq!(live, self.live, "keys in all");
+        held
+    }
+
+    /// What [`Table::recount`] says of a key.
+    pub(super) fn kept(key: u64) -> (usize, Tag) {
+        (shard_of(key), Tag::of(key))
     }
 }
 
-fn normal(key: u64) -> u64 {
-    key.max(EMPTY + 1)
-}
-
-/// The word and the bit of a node.
-fn place(node: usize) -> (usize, u64) {
-    (node / WORD_BITS, 1 << (node % WORD_BITS))
-}
-
-/// Calls `visit` for each node whose bit is set in the word at this position.
-fn each_bit(word: usize, bits: u64, mut visit: impl FnMut(usize)) {
-    let mut rest = bits;
-    while rest != 0 {
-        visit(word * WORD_BITS + rest.trailing_zeros() as usize);
-        rest &= rest - 1;
-    }
+/// The top bits of a key.
+fn shard_of(key: u64) -> usize {
+    usize::try_from(key >> (64 - 2 * FAN_BITS)).expect("ten bits")
 }
