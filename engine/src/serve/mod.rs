@@ -165,7 +165,6 @@ fn parts(
     let (vocab, layers) = (model.shape().vocab, model.shape().layers);
     let mut ranks = RankGroup::alone(model);
     let tokenizer = Arc::clone(prompts);
-    let mut ranks = RankGroup::alone(model);
     Parts {
         forward: Box::new(move |pass, output| ranks.run(pass, output)),
         token_bytes: Box::new(move |id, show| match show {
