@@ -17,7 +17,8 @@ use super::prepare::Reading;
 use super::{Dialect, Generation, Parallel, Tool, ToolChoice};
 use crate::error::{ApiError, Kind};
 
-/// How long the tool at fault is looked for after a refusal; a real list is gone through in less.
+/// Past this, the refusal's time included, no tool at fault is looked for: what is refused late
+/// took its time for being large, and would take it again.
 const BLAME_TIME: Duration = Duration::from_millis(300);
 
 /// How this model writes what is not plain text.
@@ -115,10 +116,11 @@ impl Constraints {
             }),
             Dialect::Completions => None,
         };
+        let started = Instant::now();
         let compiled = compiler.compile(&demand.spec, reasoning.as_ref());
         compiled
             .map(Some)
-            .map_err(|refused| demand.blame(&refused, compiler))
+            .map_err(|refused| demand.blame(&refused, compiler, started))
     }
 }
 
@@ -133,23 +135,23 @@ struct Demand {
 
 impl Demand {
     /// Names the field that was refused.
-    fn blame(&self, refused: &Refused, compiler: &Compiler) -> ApiError {
+    fn blame(&self, refused: &Refused, compiler: &Compiler, started: Instant) -> ApiError {
         if let Some(at) = refused.tool {
             return self.blame_tool(at, refused);
         }
         let tools: &[constrain::Tool] = match &self.spec {
+            Spec::Calls(calls) if calls.tools.len() == 1 => return self.blame_tool(0, refused),
             Spec::Calls(calls) | Spec::CallsOr(calls, _) => &calls.tools,
             _ => &[],
         };
         // Only the whole was refused: a tool that is refused alone is the culprit.
-        let started = Instant::now();
         for (at, tool) in tools.iter().enumerate() {
+            if started.elapsed() > BLAME_TIME {
+                break;
+            }
             let alone = Spec::JsonSchema(tool.parameters.clone());
             if let Err(refused) = compiler.compile(&alone, None) {
                 return self.blame_tool(at, &refused);
-            }
-            if started.elapsed() > BLAME_TIME {
-                break;
             }
         }
         invalid(self.field, refused)

@@ -104,7 +104,7 @@ pub struct Arrival {
 }
 
 impl Served {
-    /// Takes some seconds for a large vocabulary.
+    /// Takes a third of a second for 49,152 tokens: the grammars' trie over them.
     pub fn new(parts: ServedParts) -> Self {
         let constraints = Constraints::new(&parts.prompts);
         Self {

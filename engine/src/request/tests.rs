@@ -108,6 +108,7 @@ fn refusals() {
     check(&rows);
 }
 
+#[expect(clippy::too_many_lines, reason = "a table of one row each")]
 #[test]
 fn refusals_of_sampling() {
     let many: serde_json::Map<_, _> = (0..2000).map(|i| (i.to_string(), json!(1))).collect();
@@ -215,6 +216,7 @@ fn tool(name: &str) -> Value {
     json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}})
 }
 
+#[expect(clippy::too_many_lines, reason = "a table of one row each")]
 #[test]
 fn refusals_of_tools_and_forms() {
     let named = |name: &str| json!({"type": "function", "function": {"name": name}});

@@ -63,3 +63,6 @@ fn usage_value(usage: &Usage) -> Value {
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     })
 }
+
+#[cfg(test)]
+mod tests;
