@@ -7,6 +7,7 @@
 #![expect(clippy::panic, reason = "a helper of a test fails the test")]
 
 mod api;
+mod bad_input;
 mod choices;
 mod clients;
 mod common;
