@@ -40,6 +40,18 @@ impl Ending {
     }
 }
 
+/// Of prefilled prompts that wait to be fetched.
+pub struct TicketMetrics {
+    /// Blocks that are pinned for them.
+    pub blocks: IntGauge,
+    /// Tickets.
+    pub open: IntGauge,
+    /// Tickets whose deadline passed.
+    pub expired: IntCounter,
+    /// Tickets broken before their deadline, for want of blocks.
+    pub broken: IntCounter,
+}
+
 /// The handles behind `/metrics`.
 pub struct Metrics {
     registry: Registry,
@@ -53,14 +65,8 @@ pub struct Metrics {
     pub kv_blocks_held: IntGauge,
     /// Blocks that can be found by hash, used or idle.
     pub kv_blocks_published: IntGauge,
-    /// Of those, blocks of prefilled prompts that wait to be fetched.
-    pub kv_blocks_pinned: IntGauge,
-    /// Tickets of such prompts.
-    pub tickets: IntGauge,
-    /// Tickets whose deadline passed.
-    pub tickets_expired: IntCounter,
-    /// Tickets broken before their deadline, for want of blocks.
-    pub tickets_broken: IntCounter,
+    /// Prefilled prompts that wait to be fetched.
+    pub tickets: TicketMetrics,
     /// Open client connections.
     pub connections: IntGauge,
     /// Prompt tokens of all requests that joined, cached ones included.
@@ -138,6 +144,27 @@ impl Builder<'_> {
         histogram
     }
 
+    fn tickets(&self) -> TicketMetrics {
+        TicketMetrics {
+            blocks: self.gauge(
+                "homing:kv_blocks_pinned",
+                "KV blocks of prefilled prompts that wait to be fetched.",
+            ),
+            open: self.gauge(
+                "homing:kv_tickets",
+                "Prefilled prompts that wait to be fetched.",
+            ),
+            expired: self.counter(
+                "homing:kv_tickets_expired_total",
+                "Prefilled prompts that nobody fetched in time.",
+            ),
+            broken: self.counter(
+                "homing:kv_tickets_broken_total",
+                "Prefilled prompts given up early for want of KV blocks.",
+            ),
+        }
+    }
+
     fn endings(&self) -> IntCounterVec {
         let opts = self.opts("vllm:request_success_total", "Requests that ended, by how.");
         let finished = IntCounterVec::new(opts, &["finished_reason"]).expect("the name is valid");
@@ -192,22 +219,7 @@ impl Metrics {
                 "homing:kv_blocks_published",
                 "KV blocks that can be found by hash.",
             ),
-            kv_blocks_pinned: b.gauge(
-                "homing:kv_blocks_pinned",
-                "KV blocks of prefilled prompts that wait to be fetched.",
-            ),
-            tickets: b.gauge(
-                "homing:kv_tickets",
-                "Prefilled prompts that wait to be fetched.",
-            ),
-            tickets_expired: b.counter(
-                "homing:kv_tickets_expired_total",
-                "Prefilled prompts that nobody fetched in time.",
-            ),
-            tickets_broken: b.counter(
-                "homing:kv_tickets_broken_total",
-                "Prefilled prompts given up early for want of KV blocks.",
-            ),
+            tickets: b.tickets(),
             connections: b.gauge("homing:connections", "Open client connections."),
             prompt_tokens: b.counter("vllm:prompt_tokens_total", "Prompt tokens, cached or not."),
             generation_tokens: b.counter("vllm:generation_tokens_total", "Tokens sampled."),

@@ -183,9 +183,9 @@ impl Handle {
         receiver.await.ok()
     }
 
-    /// Requests that may wait.
-    pub fn queue_max(&self) -> usize {
-        self.shared.queue.most
+    /// Requests of this salt that may wait.
+    pub fn queue_max(&self, salt: Option<&str>) -> usize {
+        self.shared.queue.places(salt)
     }
 
     /// Refuses new requests from now on.

@@ -102,8 +102,7 @@ impl Queue {
             return Err(self.full(&load));
         }
         let mine = waiting.by_share.entry(share).or_default();
-        let (part, of) = SHARE_PART;
-        if salt.is_some() && *mine >= (self.most * part / of).max(1) {
+        if *mine >= self.places(salt) {
             return Err(share_full(*mine, &load));
         }
         *mine += 1;
@@ -113,6 +112,15 @@ impl Queue {
             queue: Arc::clone(self),
             share,
         })
+    }
+
+    /// The places that requests of this salt may take at most.
+    pub(super) fn places(&self, salt: Option<&str>) -> usize {
+        let (part, of) = SHARE_PART;
+        match salt {
+            None => self.most,
+            Some(_) => (self.most * part / of).max(1),
+        }
     }
 
     /// Notes that a request joins, before it gives its place back.

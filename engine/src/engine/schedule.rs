@@ -357,7 +357,7 @@ impl Engine {
             "one sequence must fit the pool of {}",
             self.pool.capacity()
         );
-        self.parts.metrics.tickets_broken.inc();
+        self.parts.metrics.tickets.broken.inc();
         usize::MAX
     }
 

@@ -57,7 +57,7 @@ impl Engine {
     /// Gives back what tickets held for too long.
     pub(super) fn expire_pins(&mut self, now: Instant) {
         let expired = self.pins.expire(&mut self.pool, now);
-        self.parts.metrics.tickets_expired.inc_by(expired as u64);
+        self.parts.metrics.tickets.expired.inc_by(expired as u64);
     }
 
     fn forward(&mut self, chunks: &[Chunk]) -> Result<(), ApiError> {
@@ -119,8 +119,8 @@ impl Engine {
         metrics.running.set(self.running.len() as i64);
         metrics.waiting.set(self.waiting.len() as i64);
         metrics.kv_blocks_held.set(self.pool.held() as i64);
-        metrics.kv_blocks_pinned.set(self.pins.blocks() as i64);
-        metrics.tickets.set(self.pins.len() as i64);
+        metrics.tickets.blocks.set(self.pins.blocks() as i64);
+        metrics.tickets.open.set(self.pins.len() as i64);
         metrics
             .kv_blocks_published
             .set(self.pool.published() as i64);

@@ -63,7 +63,7 @@ impl Node {
     async fn end(self) {
         self.handle.idle().await;
         // Tickets run out by themselves; their longest hold below is a few milliseconds.
-        while self.metrics.tickets.get() > 0 {
+        while self.metrics.tickets.open.get() > 0 {
             tokio::task::yield_now().await;
         }
         self.handle.stop();
@@ -209,7 +209,7 @@ async fn client(handle: Handle, job: Job, patience: Option<usize>) {
 }
 
 async fn release(handle: &Handle, ticket: TicketId) {
-    if ticket.0.as_u128() % 2 == 0 {
+    if ticket.0.as_u128().is_multiple_of(2) {
         // It may have run out by now, but works at most once.
         let _ = handle.release(ticket).await;
         assert!(!handle.release(ticket).await);

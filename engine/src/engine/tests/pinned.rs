@@ -77,7 +77,7 @@ fn tickets_hold_at_most_half_and_break_before_the_node_does() {
     let mut large = stepper.submit(job(&prompt, 30, None));
     stepper.finish(&mut large);
     assert_eq!(large.tokens(), answer(&prompt, 30));
-    assert_eq!(stepper.engine.parts.metrics.tickets_broken.get(), 1);
+    assert_eq!(stepper.engine.parts.metrics.tickets.broken.get(), 1);
     assert!(!stepper.release(pinned[0].ticket));
     assert!(stepper.release(pinned[1].ticket));
     stepper.end();
@@ -139,7 +139,7 @@ fn an_idle_engine_lets_tickets_expire() {
     bench.wait(ticket).expect("it is prefilled");
     // Nothing is sent to the engine meanwhile.
     let begun = Instant::now();
-    while bench.metrics.tickets_expired.get() == 0 || bench.metrics.kv_blocks_held.get() > 0 {
+    while bench.metrics.tickets.expired.get() == 0 || bench.metrics.kv_blocks_held.get() > 0 {
         assert!(
             begun.elapsed() < Duration::from_secs(30),
             "it expires by itself"

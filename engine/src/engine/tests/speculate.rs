@@ -83,7 +83,11 @@ fn drafts_change_neither_tokens_nor_pool() {
         fewer += fast_steps;
         all += plain_steps;
     }
-    assert!(fewer * 2 < all, "right drafts save steps: {fewer} of {all}");
+    // Half of the answers are drawn at a temperature at which guesses are rarely right.
+    assert!(
+        fewer * 10 < all * 9,
+        "right drafts save steps: {fewer} of {all}"
+    );
 }
 
 #[test]

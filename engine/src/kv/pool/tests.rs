@@ -54,6 +54,20 @@ impl Twin {
         of_oldest.map(|block| block.hash).collect()
     }
 
+    /// Forgets those of these blocks, from the last, that nobody uses and nothing follows.
+    fn withdraw(&mut self, hashes: &[BlockHash]) -> Vec<Change> {
+        let mut gone = Vec::new();
+        for hash in hashes.iter().rev() {
+            let at = self.find(*hash).expect("it was held until now");
+            let parent = self.held.iter().any(|child| child.parent == *hash);
+            if self.held[at].users == 0 && !parent {
+                self.held.remove(at);
+                gone.push(Change::Removed(*hash));
+            }
+        }
+        gone
+    }
+
     fn apply(&mut self, change: &Change) {
         match change {
             Change::Stored(stored) => {
@@ -130,7 +144,15 @@ fn check(seed: u64, blocks: u32, steps: usize) {
                     twin.held[at].last_use = twin.tick;
                 }
                 twin.private -= gone.table.blocks().len() - gone.computed / 16;
-                gone.table.release(&mut pool);
+                if random.below(4) == 0 {
+                    let chain = hash_chain(&scope.namespace, &gone.tokens[..gone.computed]);
+                    let first = random.below(chain.len() + 1);
+                    gone.table.withdraw(&mut pool, first);
+                    let expected = twin.withdraw(&chain[first..]);
+                    assert_eq!(pool.take_changes(), expected, "withdrawn, seed {seed}");
+                } else {
+                    gone.table.release(&mut pool);
+                }
             }
             _ => {}
         }
@@ -195,6 +217,20 @@ fn advance(random: &mut Random, pool: &mut Pool, twin: &mut Twin, sequence: &mut
             "allocation fails only when nothing is left"
         );
         return;
+    }
+    if random.below(3) == 0 {
+        // Tokens past `upto` turned out wrong: what they took is given back.
+        let free = pool.available();
+        let before = sequence.table.blocks().len();
+        let _ = sequence.table.grow(pool, upto + random.below(60));
+        pool.take_changes().iter().for_each(|c| twin.apply(c));
+        sequence.table.truncate(pool, upto);
+        let least = upto
+            .div_ceil(16)
+            .max(sequence.table.published_tokens() / 16);
+        assert_eq!(sequence.table.blocks().len(), least);
+        assert_eq!(pool.available(), free + before - least, "rolled back");
+        twin.private -= before - least;
     }
     let first = sequence.table.published_tokens() / 16;
     sequence.computed = upto;
