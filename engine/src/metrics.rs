@@ -144,6 +144,23 @@ impl Builder<'_> {
         histogram
     }
 
+    /// What never changes in a process.
+    fn constants(&self, kv_blocks: usize) {
+        let cache = self
+            .opts("vllm:cache_config_info", "The KV pool's shape.")
+            .const_label("block_size", BLOCK_TOKENS.to_string())
+            .const_label("num_gpu_blocks", kv_blocks.to_string());
+        self.float_gauge(cache).set(1.0);
+        let started = Opts::new(
+            "process_start_time_seconds",
+            "Start of the process, Unix time.",
+        );
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        self.float_gauge(started).set(now.as_secs_f64());
+    }
+
     fn tickets(&self) -> TicketMetrics {
         TicketMetrics {
             blocks: self.gauge(
@@ -190,19 +207,7 @@ impl Metrics {
             registry: Registry::new(),
             model,
         };
-        let cache = b
-            .opts("vllm:cache_config_info", "The KV pool's shape.")
-            .const_label("block_size", BLOCK_TOKENS.to_string())
-            .const_label("num_gpu_blocks", kv_blocks.to_string());
-        b.float_gauge(cache).set(1.0);
-        let started = Opts::new(
-            "process_start_time_seconds",
-            "Start of the process, Unix time.",
-        );
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        b.float_gauge(started).set(now.as_secs_f64());
+        b.constants(kv_blocks);
         let usage = b.opts(
             "vllm:kv_cache_usage_perc",
             "Share of KV blocks in use, 0 to 1.",
