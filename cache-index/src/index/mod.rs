@@ -69,6 +69,9 @@ impl Default for Limits {
     }
 }
 
+/// Nodes that a lookup has room for at first.
+const FOUND: usize = 16;
+
 /// Namespaces for each salt that may be issued: without an adapter and with three.
 const SPACES_PER_SALT: usize = 4;
 /// Namespaces whatever the limits say: their numbers fit in a record's link.
@@ -141,7 +144,7 @@ impl Index {
     /// Leading blocks of `chain` that each node holds, rounded down to whole blocks of its own;
     /// nodes that hold none are left out. In no particular order.
     pub fn overlap(&self, chain: &[BlockHash]) -> Vec<(NodeId, usize)> {
-        let mut found = Vec::new();
+        let mut found = Vec::with_capacity(FOUND);
         let mut snapshot = self.published.load();
         loop {
             leading_runs(&snapshot, chain, |node, run| {

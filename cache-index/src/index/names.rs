@@ -1,7 +1,7 @@
 //! Which record has an engine's name for a block?
 //!
-//! Open addressing over entries of twelve bytes, 15.6 a name on average: the standard map would
-//! take up to 37, which is more than everything else about a block. Removal moves later entries up,
+//! Open addressing over entries of twelve bytes, 16 to 24 a name: the standard map would take up to
+//! 37, which is more than everything else about a block. Removal moves later entries up,
 //! so there is nothing to sweep. One writer, no readers beside it.
 
 use std::hash::{BuildHasher, RandomState};
@@ -9,6 +9,8 @@ use std::hash::{BuildHasher, RandomState};
 /// An entry's value where there is none.
 const FREE: u32 = u32::MAX;
 const CAPACITY_MIN: usize = 8;
+/// Entries after which a search has come to the next line of the cache.
+const LINE_ENTRIES: usize = 5;
 /// An odd number without a pattern: the golden ratio's first 64 bits.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -21,6 +23,10 @@ pub(super) struct Names {
     seed: u64,
 }
 
+/// The place where a name was not found. It stands until the next change.
+#[derive(Clone, Copy)]
+pub(super) struct Gap(usize);
+
 impl Names {
     pub(super) fn new() -> Self {
         Self {
@@ -31,15 +37,34 @@ impl Names {
     }
 
     pub(super) fn get(&self, name: u64) -> Option<u32> {
-        let at = self.find(name).ok()?;
-        Some(self.entries[at][2])
+        self.get_or_gap(name).ok()
     }
 
-    /// Adds a name that is not there.
-    pub(super) fn insert(&mut self, name: u64, value: u32) {
-        // Seven of eight may be taken; after a move two of three are.
-        if (self.len + 1) * 8 > self.entries.len() * 7 {
+    /// A name's value, or where it would go.
+    pub(super) fn get_or_gap(&self, name: u64) -> Result<u32, Gap> {
+        match self.find(name) {
+            Ok(at) => Ok(self.entries[at][2]),
+            Err(at) => Err(Gap(at)),
+        }
+    }
+
+    /// Some of the memory where a name is looked for first.
+    pub(super) fn peek(&self, name: u64) -> u32 {
+        let home = self.home(name);
+        let value = |at: usize| self.entries.get(at).map_or(FREE, |entry| entry[2]);
+        value(home) ^ value(home + LINE_ENTRIES)
+    }
+
+    /// Adds a name that is not there, at the place where it was not found; none where the place
+    /// is not known any more.
+    pub(super) fn insert(&mut self, name: u64, value: u32, gap: Option<Gap>) {
+        // Three of four may be taken; after a move half of them are.
+        if (self.len + 1) * 4 > self.entries.len() * 3 {
             self.resize();
+        } else if let Some(Gap(at)) = gap {
+            self.entries[at] = entry(name, value);
+            self.len += 1;
+            return;
         }
         let at = self.find(name).expect_err("names are added once");
         self.entries[at] = entry(name, value);
@@ -65,7 +90,7 @@ impl Names {
         }
         self.entries[hole] = entry(0, FREE);
         self.len -= 1;
-        if self.len * 4 < self.entries.len() && self.entries.len() > CAPACITY_MIN {
+        if self.len * 5 < self.entries.len() && self.entries.len() > CAPACITY_MIN {
             self.resize();
         }
         Some(value)
@@ -77,7 +102,7 @@ impl Names {
     }
 
     fn resize(&mut self) {
-        let capacity = ((self.len + 1) * 3 / 2).max(CAPACITY_MIN);
+        let capacity = ((self.len + 1) * 2).max(CAPACITY_MIN);
         let before = std::mem::replace(&mut self.entries, vec![entry(0, FREE); capacity]);
         for kept in before.into_iter().filter(|entry| entry[2] != FREE) {
             let at = self.find(name_of(kept)).expect_err("names are there once");

@@ -13,6 +13,8 @@
 //! attention groups but one, the first that serves full attention.
 
 use std::collections::{BTreeSet, HashMap};
+use std::hint::black_box;
+use std::ops::BitXor;
 
 use super::chains::{Chains, Hold, RECORDS_MAX};
 use super::names::Names;
@@ -49,10 +51,14 @@ pub(super) struct Shared<'a> {
 /// A name's value where the block is not one block of ours; else it is the number of its record.
 const ODD: u32 = u32::MAX - 1;
 
+/// Node blocks whose memory is fetched before the first of them is stored: what is fetched fits
+/// in the fastest cache.
+const AHEAD: usize = 128;
+
 /// What became of one node block.
 enum One {
+    /// It is held, as it was before or from now on.
     Stored,
-    Repeated,
     Orphan,
     OverLimit,
 }
@@ -134,33 +140,70 @@ impl Node {
         let Some(mut place) = self.first_place(event, shared) else {
             return;
         };
-        let tokens = event.token_ids.chunks_exact(event.block_size.max(1));
-        for (at, (hash, tokens)) in event.block_hashes.iter().zip(tokens).enumerate() {
-            let keys = event.extra_keys.of(at);
-            if at > 0 && !shared.spaces.continues(place.space, event.adapter, keys) {
-                shared.applied.uncreditable += count - at;
-                return;
+        let keys = |at: &usize| event.extra_keys.of(*at);
+        let continues = |at: &usize| {
+            shared
+                .spaces
+                .continues(place.space, event.adapter, keys(at))
+        };
+        let fit = count.min(1) + (1..count).take_while(continues).count();
+        let done = if event.block_size == BLOCK_TOKENS && place.tail.is_empty() {
+            self.store_run(event, fit, &mut place, shared)
+        } else {
+            let blocks = event.token_ids.chunks_exact(event.block_size.max(1));
+            let mut blocks = event.block_hashes.iter().zip(blocks).take(fit);
+            blocks.try_fold(0, |done, (hash, tokens)| {
+                match self.store_odd(name_of(hash), &mut place, tokens, shared) {
+                    One::Stored => Ok(done + 1),
+                    stop => Err((done, stop)),
+                }
+            })
+        };
+        let applied = &mut *shared.applied;
+        match done {
+            Ok(_) => applied.uncreditable += count - fit,
+            Err((done, One::Orphan)) => applied.orphans += count - done,
+            Err((done, _)) => applied.over_limit += count - done,
+        }
+    }
+
+    /// Stores consecutive node blocks of our size. The memory that they will be kept in is read
+    /// ahead, for many of them at once: one by one, waiting for it took three times as long as all
+    /// the rest but hashing.
+    fn store_run(
+        &mut self,
+        event: &Stored<'_>,
+        fit: usize,
+        place: &mut Place,
+        shared: &mut Shared<'_>,
+    ) -> Result<usize, (usize, One)> {
+        let (blocks, _) = event.token_ids.as_chunks::<BLOCK_TOKENS>();
+        let mut ahead = Vec::with_capacity(fit.min(AHEAD));
+        let mut done = 0;
+        for (names, blocks) in event.block_hashes[..fit]
+            .chunks(AHEAD)
+            .zip(blocks.chunks(AHEAD))
+        {
+            let namespace = shared.spaces.namespace(place.space);
+            let mut last = place.last;
+            ahead.clear();
+            for (name, tokens) in names.iter().zip(blocks) {
+                last = namespace.hash(last, tokens);
+                ahead.push((name_of(name), last));
             }
-            let name = name_of(hash);
-            let one = match <&[u32; BLOCK_TOKENS]>::try_from(tokens) {
-                Ok(block) if place.tail.is_empty() => {
-                    self.store_plain(name, &mut place, block, shared)
-                }
-                _ => self.store_odd(name, &mut place, tokens, shared),
-            };
-            match one {
-                One::Stored => {}
-                One::Repeated => shared.applied.repeated += 1,
-                One::Orphan => {
-                    shared.applied.orphans += count - at;
-                    return;
-                }
-                One::OverLimit => {
-                    shared.applied.over_limit += count - at;
-                    return;
+            let names = ahead.iter().map(|(name, _)| self.names.peek(*name));
+            let table = ahead
+                .iter()
+                .map(|(_, hash)| shared.table.peek(hash.short()));
+            black_box((names.fold(0, BitXor::bitxor), table.fold(0, BitXor::bitxor)));
+            for (name, hash) in &ahead {
+                match self.store_plain(*name, *hash, place, shared) {
+                    One::Stored => done += 1,
+                    stop => return Err((done, stop)),
                 }
             }
         }
+        Ok(done)
     }
 
     /// Where the event's first block goes, if that can be known.
@@ -217,31 +260,32 @@ impl Node {
     fn store_plain(
         &mut self,
         name: u64,
+        hash: BlockHash,
         place: &mut Place,
-        tokens: &[u32; BLOCK_TOKENS],
         shared: &mut Shared<'_>,
     ) -> One {
-        let hash = shared
-            .spaces
-            .namespace(place.space)
-            .hash(place.last, tokens);
         let before = self.before(place.record.take(), place.last);
         let parent = place.parent.replace(name);
         place.last = hash;
-        if let Some(value) = self.names.get(name) {
-            if self.is_same(name, value, place, &[hash]) {
-                place.record = self.place_after(name, value).record;
-                return One::Repeated;
+        let gap = match self.names.get_or_gap(name) {
+            Err(gap) => Some(gap),
+            Ok(value) => {
+                if self.is_same(name, value, place, &[hash]) {
+                    place.record = self.place_after(name, value).record;
+                    shared.applied.repeated += 1;
+                    return One::Stored;
+                }
+                if !self.make_way(name, parent, shared) {
+                    return One::Orphan;
+                }
+                None
             }
-            if !self.make_way(name, parent, shared) {
-                return One::Orphan;
-            }
-        }
+        };
         if !self.take_weight(1, shared) {
             return One::OverLimit;
         }
         let record = self.hold(before, hash, place.space, shared);
-        self.names.insert(name, record.number());
+        self.names.insert(name, record.number(), gap);
         place.record = Some(record);
         One::Stored
     }
@@ -262,7 +306,8 @@ impl Node {
         if let Some(value) = self.names.get(name) {
             if self.is_same(name, value, place, &arrival.hashes) {
                 place.record = self.place_after(name, value).record;
-                return One::Repeated;
+                shared.applied.repeated += 1;
+                return One::Stored;
             }
             if !self.make_way(name, parent, shared) {
                 return One::Orphan;
@@ -291,7 +336,7 @@ impl Node {
             after: BTreeSet::new(),
         };
         self.odd.insert(name, odd);
-        self.names.insert(name, ODD);
+        self.names.insert(name, ODD, None);
         One::Stored
     }
 

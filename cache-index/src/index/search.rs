@@ -1,19 +1,23 @@
 //! How many leading keys of a chain does each node hold, with as few looks as can be?
 //!
-//! A node is a holder of a key only while it holds all keys before it (see
-//! [`super::chains`]), so the nodes along a chain only get fewer. Where the first and the last key
-//! of a stretch have the same holders, nothing happens between them, and no look is needed there;
-//! elsewhere the stretch is cut in [`FAN`] parts. A chain of 128 keys that one node holds, behind a
-//! prefix that many hold, takes 16 looks. Those of one cut do not depend on each other, so the
-//! machine waits for them at the same time.
-//! No key is looked at twice: the worst case, where every key has other holders, is one look a key.
+//! A node is a holder of a key only while it holds all keys before it (see [`super::chains`]), so
+//! the nodes along a chain only get fewer. Where the first and the last key of a stretch have the
+//! same holders, nothing happens between them, and no look is needed there; elsewhere the stretch
+//! is cut in parts. The looks of one cut do not depend on each other, so the machine waits for
+//! them at the same time, and what counts is how often it has to wait: two cuts find a place among
+//! 128 keys.
+//! Chains that begin with the same key tend to lose their nodes at the same place, where the
+//! prompt stops being the one that all share. That place is remembered, and looked at first: a
+//! chain of 128 keys that one node holds, behind a prefix that many hold, then takes four looks.
+//! A wrong hint costs two looks, and the answer does not depend on it.
+//! No key is looked at twice but those at a hint: at worst it is one look a key.
 
-use super::shard::{Nodes, each_bit};
+use super::shard::{Begun, Nodes, each_bit};
 use super::table::Snapshot;
 use crate::block::BlockHash;
 
-/// Parts that a stretch is cut in. Measured over chains of 128 keys: 4 and 16 are both slower.
-const FAN: usize = 8;
+/// Parts that a stretch is cut in at most.
+const PARTS_MAX: usize = 16;
 
 /// Calls `visit(node, run)` once for each node that holds leading keys, with their number.
 pub(super) fn leading_runs(
@@ -35,23 +39,32 @@ fn search<const W: usize>(
     chain: &[BlockHash],
     visit: impl FnMut(usize, usize),
 ) {
-    let Some(last) = chain.len().checked_sub(1) else {
+    let (Some(root), Some(last)) = (chain.first(), chain.len().checked_sub(1)) else {
         return;
     };
     let mut search = Search {
         snapshot,
         chain,
         alive: [0; W],
+        first_loss: None,
         visit,
     };
-    let first = search.holders(0);
-    if first == [0; W] {
+    let hint = snapshot.hint(root.short());
+    let (first, end) = (search.begin(0), search.begin(last));
+    let at_hint =
+        (1 < hint && hint < last).then(|| [hint - 1, hint].map(|at| (at, search.begin(at))));
+    search.alive = first.holders();
+    if search.alive == [0; W] {
         return;
     }
-    search.alive = first;
-    if last > 0 {
-        let end = search.holders(last);
-        search.between((0, first), (last, end));
+    let mut from = (0, search.alive);
+    for (at, begun) in at_hint.into_iter().flatten().chain([(last, end)]) {
+        let to = (at, begun.holders());
+        search.between(from, to);
+        from = to;
+    }
+    if let Some(loss) = search.first_loss.filter(|loss| *loss != hint) {
+        snapshot.set_hint(root.short(), loss);
     }
     search.lose(&[0; W], chain.len());
 }
@@ -61,39 +74,46 @@ struct Search<'a, const W: usize, V> {
     chain: &'a [BlockHash],
     /// Nodes that have not been told of yet.
     alive: Nodes<W>,
+    /// The first place where there are fewer of them.
+    first_loss: Option<usize>,
     visit: V,
 }
 
-impl<const W: usize, V: FnMut(usize, usize)> Search<'_, W, V> {
-    fn holders(&self, at: usize) -> Nodes<W> {
+impl<'a, const W: usize, V: FnMut(usize, usize)> Search<'a, W, V> {
+    fn begin(&self, at: usize) -> Begun<'a> {
         let key = self.chain[at].short();
-        self.snapshot.shard(key).holders(key)
+        self.snapshot.shard(key).begin(key)
     }
 
     /// Finds where between two places of the chain nodes are lost.
     fn between(&mut self, low: (usize, Nodes<W>), high: (usize, Nodes<W>)) {
-        if self
+        let mut lost = self
             .alive
             .iter()
             .zip(&high.1)
-            .all(|(alive, high)| alive & !high == 0)
-        {
+            .map(|(alive, high)| alive & !high);
+        if lost.all(|lost| lost == 0) {
             return;
         }
-        if high.0 - low.0 == 1 {
+        let width = high.0 - low.0;
+        if width <= 1 {
             self.lose(&high.1, high.0);
             return;
         }
-        let step = (high.0 - low.0).div_ceil(FAN);
-        let mut middle = [[0; W]; FAN];
-        let mut count = 0;
-        while low.0 + (count + 1) * step < high.0 {
-            middle[count] = self.holders(low.0 + (count + 1) * step);
-            count += 1;
+        // Two cuts for up to 256 keys, and one for up to 16.
+        let step = if width <= PARTS_MAX {
+            1
+        } else {
+            width.isqrt().max(width.div_ceil(PARTS_MAX))
+        };
+        let mut begun = [None; PARTS_MAX];
+        let inner = (low.0 + step..high.0).step_by(step);
+        for (slot, at) in begun.iter_mut().zip(inner) {
+            *slot = Some((at, self.begin(at)));
         }
         let mut from = low;
-        for nodes in &middle[..count] {
-            let to = (from.0 + step, *nodes);
+        for (at, begun) in begun.iter().flatten() {
+            let to = (*at, begun.holders());
             self.between(from, to);
             from = to;
         }
@@ -103,6 +123,7 @@ impl<const W: usize, V: FnMut(usize, usize)> Search<'_, W, V> {
     /// Tells of the nodes that are no holders at this place, which is their run. While events are
     /// applied a node may come back further on; it has been told of, and that is that.
     fn lose(&mut self, holders: &Nodes<W>, run: usize) {
+        self.first_loss.get_or_insert(run);
         for (word, (alive, held)) in self.alive.iter_mut().zip(holders).enumerate() {
             let gone = *alive & !held;
             *alive &= held;

@@ -79,10 +79,30 @@ impl Shard {
         }
     }
 
+    /// Begins a search. Searches that are begun together wait for memory together.
+    pub(super) fn begin(&self, key: u64) -> Begun<'_> {
+        let at = home(tag(key), self.slots);
+        let word = self
+            .words
+            .get(at)
+            .map_or(EMPTY, |word| word.load(Ordering::Acquire));
+        Begun {
+            shard: self,
+            key,
+            at,
+            word,
+        }
+    }
+
+    /// Some of the memory where a key is looked for first.
+    pub(super) fn peek(&self, key: u64) -> u64 {
+        self.begin(key).word
+    }
+
     /// The nodes that hold a key. `W` is the shard's own `set_words`.
-    pub(super) fn holders<const W: usize>(&self, key: u64) -> Nodes<W> {
+    fn holders<const W: usize>(&self, begun: &Begun<'_>) -> Nodes<W> {
         let mut nodes = [0; W];
-        let Ok((_, word)) = self.find(key) else {
+        let Ok((_, word)) = self.find_from(begun.key, begun.at, begun.word) else {
             return nodes;
         };
         match holder(word) {
@@ -175,56 +195,60 @@ impl Shard {
 
     /// Whether so few keys are left that a third of the words would do.
     pub(super) fn is_oversized(&self, usage: Usage) -> bool {
-        self.slots > SLOTS_MIN && usage.live < self.slots / 4
+        self.slots > SLOTS_MIN && usage.live < self.slots / 5
     }
 
     /// A new shard with the same content, room for more, and sets of this many words.
-    pub(super) fn rebuilt(&self, set_words: usize) -> (Self, Usage) {
-        let mut live: Vec<(u64, Holder)> = Vec::new();
+    pub(super) fn rebuilt(&self, usage: Usage, set_words: usize) -> (Self, Usage) {
+        let own = &self.words[..self.slots];
         let mut sets = 0;
-        for word in &self.words[..self.slots] {
-            let word = word.load(Ordering::Relaxed);
-            if word & HOLDER_MASK == 0 {
-                continue;
-            }
-            let kept = match holder(word) {
-                Holder::Set(set) => self.only_member(set).map_or(Holder::Set(set), Holder::Node),
-                single @ Holder::Node(_) => single,
-            };
-            sets += usize::from(matches!(kept, Holder::Set(_)));
-            live.push((word & !HOLDER_MASK, kept));
+        if usage.sets > 0 {
+            let words = own.iter().map(|word| word.load(Ordering::Relaxed));
+            sets = words
+                .filter(|word| matches!(self.kept(*word), Some(Holder::Set(_))))
+                .count();
         }
-        if live.is_empty() {
-            let roomy = Self::with_room(vec![EMPTY; SLOTS_MIN], SLOTS_MIN, set_words);
-            return (roomy, Usage::default());
-        }
-        let slots = (live.len() * 3 / 2).next_multiple_of(SLOTS_MIN);
-        let room = (sets + sets / 4 + 1).min(SETS_MAX);
+        let slots = (usage.live * 2 + 1).next_multiple_of(SLOTS_MIN);
+        let room = (sets + sets / 2 + 1).min(SETS_MAX);
         let mut words = vec![EMPTY; slots + room * set_words];
-        let mut usage = Usage {
-            taken: live.len(),
-            live: live.len(),
+        let mut fresh = Usage {
+            taken: usage.live,
+            live: usage.live,
             sets: 0,
         };
-        for (tag, kept) in live {
-            let name = match kept {
-                Holder::Node(node) => 1 + node,
-                Holder::Set(set) => {
-                    let begin = slots + usage.sets * set_words;
+        for word in own {
+            let word = word.load(Ordering::Relaxed);
+            let name = match self.kept(word) {
+                None => continue,
+                Some(Holder::Node(node)) => 1 + node,
+                Some(Holder::Set(set)) => {
+                    let begin = slots + fresh.sets * set_words;
                     for (copy, bits) in words[begin..].iter_mut().zip(self.set(set)) {
                         *copy = bits.load(Ordering::Relaxed);
                     }
-                    usage.sets += 1;
-                    FIRST_SET + usage.sets - 1
+                    fresh.sets += 1;
+                    FIRST_SET + fresh.sets - 1
                 }
             };
+            let tag = word & !HOLDER_MASK;
             let mut at = home(tag, slots);
             while words[at] != EMPTY {
                 at = next(at, slots);
             }
             words[at] = tag | name as u64;
         }
-        (Self::with_room(words, slots, set_words), usage)
+        (Self::with_room(words, slots, set_words), fresh)
+    }
+
+    /// Who holds the key of a word, if anybody; a set of one is no set any more.
+    fn kept(&self, word: u64) -> Option<Holder> {
+        if word & HOLDER_MASK == 0 {
+            return None;
+        }
+        Some(match holder(word) {
+            Holder::Set(set) => self.only_member(set).map_or(Holder::Set(set), Holder::Node),
+            single @ Holder::Node(_) => single,
+        })
     }
 
     fn with_room(words: Vec<u64>, slots: usize, set_words: usize) -> Self {
@@ -263,15 +287,24 @@ impl Shard {
 
     /// A key's place and word, or the place where it would go, if there is one.
     fn find(&self, key: u64) -> Result<(usize, u64), Option<usize>> {
+        let begun = self.begin(key);
+        self.find_from(key, begun.at, begun.word)
+    }
+
+    /// The search, from the word at the key's home on.
+    fn find_from(
+        &self,
+        key: u64,
+        mut at: usize,
+        mut word: u64,
+    ) -> Result<(usize, u64), Option<usize>> {
         let slots = &self.words[..self.slots];
         if slots.is_empty() {
             return Err(None);
         }
         let wanted = tag(key);
         let mut vacant = None;
-        let mut at = home(wanted, slots.len());
         loop {
-            let word = slots[at].load(Ordering::Acquire);
             if word & !HOLDER_MASK == wanted && word & HOLDER_MASK != 0 {
                 return Ok((at, word));
             }
@@ -282,6 +315,7 @@ impl Shard {
                 vacant = Some(at);
             }
             at = next(at, slots.len());
+            word = slots[at].load(Ordering::Acquire);
         }
     }
 
@@ -299,6 +333,22 @@ impl Shard {
             });
         }
         (count == 1).then_some(last)
+    }
+}
+
+/// A search that has read the word at the key's home.
+#[derive(Clone, Copy)]
+pub(super) struct Begun<'a> {
+    shard: &'a Shard,
+    key: u64,
+    at: usize,
+    word: u64,
+}
+
+impl Begun<'_> {
+    /// The nodes that hold the key.
+    pub(super) fn holders<const W: usize>(&self) -> Nodes<W> {
+        self.shard.holders(self)
     }
 }
 
@@ -331,10 +381,10 @@ fn holder(word: u64) -> Holder {
 
 const SLOTS_MIN: usize = 8;
 
-/// Words that may be taken: seven of eight. After [`Shard::rebuilt`] two of three are, so that a
-/// shard is built anew for every third key; on average a key then costs ten and a half bytes.
+/// Words that may be taken: three of four. After [`Shard::rebuilt`] half of them are: a shard that
+/// grows by half is built anew, and a key costs 11 to 16 bytes.
 fn taken_max(slots: usize) -> usize {
-    slots / 8 * 7
+    slots / 4 * 3
 }
 
 /// The low 48 bits of a key; the top ones have chosen the shard.

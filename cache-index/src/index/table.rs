@@ -8,6 +8,7 @@
 //! A thousand shards keep the pause of an exchange short: at ten million keys one has 10,000.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 
@@ -18,6 +19,8 @@ use crate::ids::NodeId;
 const FAN: usize = 32;
 const FAN_BITS: u32 = 5;
 const SHARDS: usize = FAN * FAN;
+/// First keys that are told apart by hints: 16 KiB, for more prompts than are hot at a time.
+const HINTS: usize = 4096;
 
 /// What lookups read.
 #[derive(Clone)]
@@ -27,12 +30,14 @@ pub(super) struct Snapshot {
     set_words: usize,
     /// The node of each number; none where it is free.
     pub(super) nodes: Arc<[Option<Arc<Shown>>]>,
+    /// Where chains that begin with a key last lost a node; written by lookups. Keys share hints.
+    hints: Arc<[AtomicU32]>,
 }
 
 /// A node as lookups see it.
 pub(super) struct Shown {
     pub(super) id: NodeId,
-    pub(super) block_tokens: std::sync::atomic::AtomicUsize,
+    pub(super) block_tokens: AtomicUsize,
 }
 
 impl Snapshot {
@@ -40,6 +45,16 @@ impl Snapshot {
     pub(super) fn shard(&self, key: u64) -> &Shard {
         let at = shard_of(key);
         &self.groups[at / FAN][at % FAN]
+    }
+
+    /// Where chains that begin with this key tend to lose nodes; 0 where nothing is known.
+    pub(super) fn hint(&self, key: u64) -> usize {
+        self.hints[hint_of(key)].load(Ordering::Relaxed) as usize
+    }
+
+    pub(super) fn set_hint(&self, key: u64, place: usize) {
+        let place = u32::try_from(place).unwrap_or(0);
+        self.hints[hint_of(key)].store(place, Ordering::Relaxed);
     }
 
     pub(super) fn set_words(&self) -> usize {
@@ -67,6 +82,7 @@ impl Table {
             groups: std::array::from_fn(|_| Arc::clone(&group)),
             set_words: 1,
             nodes: Arc::from([]),
+            hints: (0..HINTS).map(|_| AtomicU32::new(0)).collect(),
         };
         Self {
             published: Arc::new(ArcSwap::from_pointee(snapshot)),
@@ -99,6 +115,11 @@ impl Table {
         write
     }
 
+    /// Some of the memory where a key is looked for first.
+    pub(super) fn peek(&self, key: u64) -> u64 {
+        self.shards[shard_of(key)].peek(key)
+    }
+
     /// Makes a node no holder of a key.
     pub(super) fn remove(&mut self, key: u64, node: usize) {
         let at = shard_of(key);
@@ -128,7 +149,7 @@ impl Table {
         }
         self.set_words = wanted;
         for at in 0..SHARDS {
-            (self.shards[at], self.usage[at]) = self.shards[at].rebuilt(wanted);
+            (self.shards[at], self.usage[at]) = self.shards[at].rebuilt(self.usage[at], wanted);
         }
         let group = |group: usize| {
             Arc::new(std::array::from_fn(|at| {
@@ -139,13 +160,13 @@ impl Table {
         self.published.store(Arc::new(Snapshot {
             groups: std::array::from_fn(group),
             set_words: wanted,
-            nodes: Arc::clone(&before.nodes),
+            ..(*before).clone()
         }));
     }
 
     /// Exchanges a shard for one with the right room.
     fn rebuild(&mut self, at: usize) {
-        (self.shards[at], self.usage[at]) = self.shards[at].rebuilt(self.set_words);
+        (self.shards[at], self.usage[at]) = self.shards[at].rebuilt(self.usage[at], self.set_words);
         let mut snapshot = (*self.published.load_full()).clone();
         let mut group = (*snapshot.groups[at / FAN]).clone();
         group[at % FAN] = self.shards[at].clone();
@@ -188,4 +209,9 @@ impl Table {
 /// The top bits of a key.
 fn shard_of(key: u64) -> usize {
     usize::try_from(key >> (64 - 2 * FAN_BITS)).expect("ten bits")
+}
+
+/// Which hint is a key's.
+fn hint_of(key: u64) -> usize {
+    usize::try_from(key % HINTS as u64).expect("below the number of hints")
 }
