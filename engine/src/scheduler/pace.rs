@@ -18,7 +18,7 @@ use cache_index::block::BLOCK_TOKENS;
 
 /// How much longer a step may take for the prefill in it. The goal is a factor of 2 at the 90th
 /// percentile as a client sees it; the rest is left for noise.
-const SLOWDOWN: f64 = 1.8;
+const SLOWDOWN: f64 = 1.88;
 /// The context, in thousands of tokens, over which attention costs a token as much as everything
 /// else: measured on the default model, 0.30 ms a token and 0.26 ms more for each 1,000 tokens
 /// before it. It fills in until both have been seen apart.
@@ -90,7 +90,8 @@ impl Budget {
         let Some((ms, price)) = self.time else {
             return self.tokens;
         };
-        let fits = (ms / price.of(1.0, computed as f64 / 1e3)).max(0.0) as usize;
+        // To the nearest: always down would give away a token of ten.
+        let fits = (ms / price.of(1.0, computed as f64 / 1e3)).max(0.0).round() as usize;
         let least = if self.spent { 0 } else { CHUNK_MIN };
         fits.max(least).min(self.tokens)
     }
@@ -306,22 +307,22 @@ mod tests {
 
     /// Runs 4k prompts back to back beside decodes; returns the 90th percentile of the steps'
     /// times and the prefill speed, both as ratios to what they are alone.
-    fn ratios(machine: &mut Machine, decodes: usize) -> (f64, f64) {
+    fn ratios(step_ms: &mut dyn FnMut(usize, usize, usize) -> f64, decodes: usize) -> (f64, f64) {
         let mut pace = Pace::new(256);
         let mut alone: Vec<_> = (0..400)
             .map(|_| {
-                let ms = machine.step_ms(decodes, 0, 0);
+                let ms = step_ms(decodes, 0, 0);
                 pace.observe(&step(decodes, 0, 0), ms);
                 ms
             })
             .collect();
-        let prefill_alone_ms: f64 = (0..16).map(|i| machine.step_ms(0, 256, 256 * i)).sum();
+        let prefill_alone_ms: f64 = (0..16).map(|i| step_ms(0, 256, 256 * i)).sum();
         let mut computed = 0;
         let mut prefilled = 0;
         let mut both: Vec<_> = (0..4000)
             .map(|_| {
                 let chunk = pace.budget(decodes).tokens(computed).min(4096 - computed);
-                let ms = machine.step_ms(decodes, chunk, computed);
+                let ms = step_ms(decodes, chunk, computed);
                 pace.observe(&step(decodes, chunk, computed), ms);
                 prefilled += chunk;
                 computed = (computed + chunk) % 4096;
@@ -350,7 +351,7 @@ mod tests {
                         attend_ms: token_ms / [1000.0, 4000.0][seed % 2],
                         noise: Random(seed as u64),
                     };
-                    let (slower, speed) = ratios(&mut machine, decodes);
+                    let (slower, speed) = ratios(&mut |d, n, c| machine.step_ms(d, n, c), decodes);
                     let least =
                         machine.step_ms(decodes, CHUNK_MIN, 4096) / machine.step_ms(decodes, 0, 0);
                     assert!(
@@ -362,6 +363,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The default model on the machine of docs/MEASUREMENTS.md, as its passes were measured.
+    #[test]
+    fn the_goal_is_met_by_measured_passes() {
+        let mut noise = Random(3);
+        let mut step_ms = |decodes: usize, chunk: usize, computed: usize| {
+            let attended = attended_k(chunk, computed);
+            let ms = if decodes == 0 {
+                0.345 * chunk as f64 + 0.28 * attended
+            } else {
+                let mixed = if chunk > 0 { 1.5 } else { 0.0 };
+                10.7 + mixed + 0.30 * chunk as f64 + 0.26 * attended
+            };
+            ms * (1.0 + 0.1 * noise.uniform())
+        };
+        let (slower, speed) = ratios(&mut step_ms, 8);
+        assert!(slower <= 1.95, "{slower} times as long");
+        assert!(speed >= 0.4, "{speed} of the speed");
     }
 
     #[test]
@@ -386,7 +406,7 @@ mod tests {
             pace.observe(&step(8, 16, 0), 18.0);
         }
         let before = pace.budget(8).tokens(0);
-        assert!((14..=17).contains(&before), "{before}");
+        assert!((16..=19).contains(&before), "{before}");
         pace.observe(&step(8, 16, 0), 10_000.0);
         assert!(pace.budget(8).tokens(0) >= before * 9 / 10);
         let mut budget = pace.budget(8);
