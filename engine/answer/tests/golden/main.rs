@@ -9,6 +9,7 @@ mod deepseek;
 mod detect;
 mod hermes;
 mod kimi;
+mod limits;
 mod llama;
 mod mistral;
 mod reasoning;
