@@ -94,12 +94,8 @@ impl<I: Isa> CpuOps<I> {
         });
     }
 
-    /// Cuts `groups` groups into chunks: one group each when there are rows enough to make that
-    /// worth a claim.
-    fn chunk_of_groups(&self, groups: usize, rows: usize) -> usize {
-        if rows >= PANEL {
-            return 1;
-        }
+    /// How many groups make a chunk.
+    fn chunk_of_groups(&self, groups: usize) -> usize {
         groups.div_ceil(self.pool.threads() * CHUNKS_PER_THREAD)
     }
 
@@ -110,7 +106,7 @@ impl<I: Isa> CpuOps<I> {
         put: Put,
     ) {
         let groups: usize = parts.iter().map(|(matrix, _)| matrix.groups()).sum();
-        let chunk_groups = self.chunk_of_groups(groups, input.rows);
+        let chunk_groups = self.chunk_of_groups(groups);
         let parts = parts.map(|(matrix, out)| (matrix, Disjoint::new(out)));
         let isa = self.isa;
         self.pool.run(groups.div_ceil(chunk_groups), &|chunk| {
@@ -124,10 +120,13 @@ impl<I: Isa> CpuOps<I> {
                         None => break (*matrix, out),
                     }
                 };
+                let is_last = index + 1 == first + chunk_groups || group + 1 == matrix.groups();
+                let next = (!is_last).then_some(group + 1);
                 isa.run(GroupProduct {
                     input,
                     matrix,
                     group,
+                    next,
                     put,
                     out,
                 });
@@ -243,18 +242,20 @@ impl<I: Isa> Ops for CpuOps<I> {
 
     fn gated(&mut self, input: &Rows, gate: &Packed, up: &Packed, out: &mut Rows) {
         let groups = gate.groups();
-        let chunk_groups = self.chunk_of_groups(2 * groups, input.rows).div_ceil(2);
+        let chunk_groups = self.chunk_of_groups(2 * groups).div_ceil(2);
         sized(&mut self.floats, input.rows * gate.rows, 0.0);
         let isa = self.isa;
         let floats = Disjoint::new(&mut self.floats);
         self.pool.run(groups.div_ceil(chunk_groups), &|chunk| {
             let first = chunk * chunk_groups;
-            for group in first..(first + chunk_groups).min(groups) {
+            let end = (first + chunk_groups).min(groups);
+            for group in first..end {
                 isa.run(GatedProduct {
                     input,
                     gate,
                     up,
                     group,
+                    next: (group + 1 < end).then_some(group + 1),
                     out: &floats,
                 });
             }

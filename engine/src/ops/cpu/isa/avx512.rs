@@ -50,8 +50,11 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch(self, line: &Halves) {
-        proven!(_mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()));
+    fn prefetch<T>(self, place: &T) {
+        let start: *const i8 = (&raw const *place).cast();
+        for line in 0..size_of::<T>().div_ceil(64) {
+            proven!(_mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(64 * line)));
+        }
     }
 
     #[inline(always)]

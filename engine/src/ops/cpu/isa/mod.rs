@@ -82,7 +82,7 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
 
     /// Asks for memory that will be read soon.
     #[inline(always)]
-    fn prefetch(self, _line: &Halves) {}
+    fn prefetch<T>(self, _place: &T) {}
 
     fn splat(self, value: f32) -> Self::F;
     fn load(self, from: &[f32; LANES]) -> Self::F;
