@@ -285,10 +285,6 @@ impl Index {
                 }
             }
         }
-        if let Some(Some(shown)) = self.published.load().nodes.get(node.number()) {
-            let own = node.block_tokens();
-            shown.block_tokens.store(own, Ordering::Relaxed);
-        }
     }
 
     // A poisoned lock means that an assertion failed while it was held. Credit may be off from
@@ -312,12 +308,13 @@ impl Writer {
         }
         self.table.widen(number + 1);
         shown.resize(shown.len().max(number + 1), None);
-        shown[number] = Some(Arc::new(Shown {
+        let own = Arc::new(Shown {
             id: id.clone(),
             block_tokens: AtomicUsize::new(BLOCK_TOKENS),
-        }));
+        });
+        shown[number] = Some(Arc::clone(&own));
         self.table.show(shown);
-        self.nodes.insert(id.clone(), Node::new(number));
+        self.nodes.insert(id.clone(), Node::new(number, own));
         true
     }
 }

@@ -162,3 +162,40 @@ fn entry(name: u64, value: u32) -> [u32; 3] {
 fn name_of(entry: [u32; 3]) -> u64 {
     u64::from(entry[1]) << 32 | u64::from(entry[0])
 }
+
+#[cfg(test)]
+mod tests {
+    //! Catches a name that is lost, or found though it is gone, while entries move.
+    use std::collections::HashMap;
+
+    use super::Names;
+
+    #[test]
+    fn names_answer_like_a_map() {
+        let (mut names, mut twin) = (Names::new(), HashMap::new());
+        let mut state = 7_u64;
+        for step in 0..60_000_u32 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            // Few names, so that they meet; a growing and a shrinking half.
+            let name = (state >> 40) % 3000;
+            let is_growing = step / 10_000 % 2 == 0;
+            if (state >> 33) % 4 < if is_growing { 3 } else { 1 } {
+                match names.get_or_gap(name) {
+                    Ok(value) => assert_eq!(twin.get(&name), Some(&value)),
+                    Err(gap) => {
+                        names.insert(name, step, Some(gap).filter(|_| step % 2 == 0));
+                        assert_eq!(twin.insert(name, step), None);
+                    }
+                }
+            } else {
+                assert_eq!(names.remove(name), twin.remove(&name), "step {step}");
+            }
+            assert_eq!(names.get(name), twin.get(&name).copied());
+        }
+        assert!(twin.len() > 100);
+        let all: HashMap<u64, u32> = names.iter().collect();
+        assert_eq!(all, twin);
+    }
+}

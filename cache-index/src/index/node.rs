@@ -15,6 +15,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::hint::black_box;
 use std::ops::BitXor;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::chains::{Chains, Hold, RECORDS_MAX};
 use super::names::Names;
@@ -22,7 +24,7 @@ use super::odd::{Arrival, Odd, Place, name_of};
 use super::records::{Before, Record};
 use super::shard::Tag;
 use super::spaces::{Salts, SpaceId, Spaces};
-use super::table::Table;
+use super::table::{Shown, Table};
 use super::{Applied, Limits};
 use crate::block::{BLOCK_TOKENS, BlockHash};
 use crate::event::{EngineHash, ExtraKeys, GroupKind, Medium};
@@ -67,25 +69,25 @@ enum One {
 pub(super) struct Node {
     /// Its number in the table.
     number: usize,
+    /// What lookups see of it; it holds the tokens in its blocks, by its last event.
+    shown: Arc<Shown>,
     chains: Chains,
     names: Names,
     odd: HashMap<u64, Odd>,
     weight: usize,
-    /// Tokens in its blocks, by its last event.
-    block_tokens: usize,
     /// The attention group that is believed.
     group: Option<u32>,
 }
 
 impl Node {
-    pub(super) fn new(number: usize) -> Self {
+    pub(super) fn new(number: usize, shown: Arc<Shown>) -> Self {
         Self {
             number,
+            shown,
             chains: Chains::new(number),
             names: Names::new(),
             odd: HashMap::new(),
             weight: 0,
-            block_tokens: BLOCK_TOKENS,
             group: None,
         }
     }
@@ -100,10 +102,6 @@ impl Node {
 
     pub(super) fn weight(&self) -> usize {
         self.weight
-    }
-
-    pub(super) fn block_tokens(&self) -> usize {
-        self.block_tokens
     }
 
     /// Whether a stored event is about blocks that prefill can reuse.
@@ -136,7 +134,9 @@ impl Node {
             shared.applied.malformed += 1;
             return;
         }
-        self.block_tokens = event.block_size.max(1);
+        // Before its blocks are, so that a lookup rounds what it sees of them.
+        let own = event.block_size.max(1);
+        self.shown.block_tokens.store(own, Ordering::Relaxed);
         let Some(mut place) = self.first_place(event, shared) else {
             return;
         };
