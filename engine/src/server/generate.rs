@@ -171,8 +171,9 @@ async fn check(
         false => aside(parse).await?,
     };
     generation.timeout = asked.timeout(generation.timeout);
-    if generation.choices > loaded.engine.queue_max() {
-        let most = loaded.engine.queue_max();
+    // More could never be queued, however often a client tried again.
+    let most = loaded.engine.queue_max(generation.cache_salt.as_deref());
+    if generation.choices > most {
         let message = format!(
             "`n` is {}; this node takes up to {most}.",
             generation.choices

@@ -203,3 +203,48 @@ fn connections_are_kept_alive() {
         assert_eq!(reply.status, 200);
     }
 }
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    // A pool of 2,500 tokens: while anything runs, a prompt of 2,000 waits.
+    let node = Node::start(&[
+        "--kv-memory",
+        "56MiB",
+        "--step-tokens",
+        "16",
+        "--queue",
+        "2",
+    ]);
+    let mut running = node.stream(CHAT, &long(true));
+    drop(running.next());
+    let wide = |salt: &str| {
+        let prompt = "Rivers run to the sea. ".repeat(330);
+        chat_body(json!({"messages": user(&prompt), "max_tokens": 200, "cache_salt": salt}))
+    };
+    let post = |body: &serde_json::Value| {
+        let mut stream = node.connect();
+        let body = body.to_string();
+        let head = node.head("POST", CHAT, "", body.len());
+        stream
+            .write_all((head + &body).as_bytes())
+            .expect("the node reads");
+        stream
+    };
+    let running = post(&wide("r"));
+    node.wait_for_metric(RUNNING, |running| running == 1.0);
+    let first = post(&wide("a"));
+    node.wait_for_metric(WAITING, |waiting| waiting == 1.0);
+    // The node has two places, and one tenant only a share of them.
+    let share_full = node.post(CHAT, &wide("a"));
+    assert_eq!(share_full.error(), (429, "queue_share_full".into(), None));
+    let second = post(&wide("b"));
+    node.wait_for_metric(WAITING, |waiting| waiting == 2.0);
+    let full = node.post(CHAT, &wide("c"));
+    assert_eq!(full.error(), (503, "queue_full".into(), None));
+    for reply in [share_full, full] {
+        let seconds: u32 = reply.headers["retry-after"].parse().expect("seconds");
+        assert!((1..=60).contains(&seconds), "{seconds}");
+    }
+    drop((running, first, second));
+    node.wait_for_metric(HELD, |held| held == 0.0);
+}
