@@ -290,7 +290,8 @@ fn quoted(text: &str) -> String {
 fn escaped_regex(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
-        if !c.is_alphanumeric() && c.is_ascii() {
+        // An escaped `<` or `>` would be the border of a word.
+        if c.is_ascii_punctuation() && !matches!(c, '<' | '>') {
             out.push('\\');
         }
         out.push(c);
