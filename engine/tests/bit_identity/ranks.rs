@@ -179,7 +179,7 @@ fn answers(mut ranks: RankGroup, prompts: &[Vec<u32>]) -> Vec<String> {
             match runtime.block_on(ticket.next()).expect("the engine lives") {
                 Output::Text { text, .. } => answer += &text,
                 Output::Done { text, .. } => break answer + &text,
-                Output::Failed(error) => panic!("{error:?}"),
+                Output::Failed(error) => break error.message,
                 Output::Joined { .. } | Output::Embedding(..) => {}
             }
         }

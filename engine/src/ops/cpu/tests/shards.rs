@@ -13,10 +13,13 @@ const COLS: usize = 224;
 /// Rows of the input.
 const INPUTS: usize = 14;
 
+/// Makes rows of so many columns ready for an op set's products.
+type MakeInput<'a, O> = &'a mut dyn FnMut(&mut O, &[f32], usize) -> <O as Ops>::Input;
+
 /// The products of an op set with these packed parts, each with its columns of the input.
 fn products<O: Ops>(
     ops: &mut O,
-    input: &mut dyn FnMut(&mut O, &[f32], usize) -> O::Input,
+    input: MakeInput<'_, O>,
     parts: &[(Tensor<'_>, Range<usize>, RowOrder)],
     x: &[f32],
 ) -> Vec<Vec<f32>> {
@@ -40,12 +43,7 @@ fn ranks(count: usize) -> impl Iterator<Item = Rank> {
 }
 
 /// The whole against its shards, on one op set and for one format.
-fn check_shards<O: Ops>(
-    what: &str,
-    ops: &mut O,
-    input: &mut dyn FnMut(&mut O, &[f32], usize) -> O::Input,
-    dtype: Dtype,
-) {
+fn check_shards<O: Ops>(what: &str, ops: &mut O, input: MakeInput<'_, O>, dtype: Dtype) {
     let mut noise = Noise(21);
     let bytes = noise.weight(dtype, ROWS * COLS);
     let whole = Tensor {
