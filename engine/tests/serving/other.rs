@@ -200,7 +200,7 @@ fn a_prefilled_prompt_stays_until_it_is_released() {
             .is_some_and(|ms| (1..=30_000).contains(&ms))
     );
     assert!(params["remote_engine_id"].is_string());
-    assert_eq!(node.metric(HELD), blocks as f64, "pinned");
+    node.wait_for_metric(HELD, |held| held == blocks as f64);
 
     let decode = node.chat(json!({"messages": user(&prompt), "max_tokens": 1}));
     assert!(cached(&decode) > 0, "and of use meanwhile");
