@@ -13,7 +13,7 @@ export CMAKE
 # The binaries stand where cargo puts them, also when the user moved its target directory.
 TARGET := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help run test setup build lint bench-engine bench-gateway
+.PHONY: help run test setup build lint bench-engine bench-gateway bench-peers
 
 help:
 	@echo 'make run            build and serve: gateway on 127.0.0.1:8080, two engine nodes'
@@ -23,6 +23,7 @@ help:
 	@echo 'make setup          only what run needs: cmake (.tools/), default model (models/)'
 	@echo 'make bench-engine   the engine beside the server of llama.cpp (builds it, ~10 minutes)'
 	@echo 'make bench-gateway  the gateway beside nginx'
+	@echo 'make bench-peers    the index beside the crates kv-index and dynamo-kv-router'
 
 setup:
 	@load-tests/scripts/setup
@@ -46,3 +47,8 @@ bench-engine: build
 
 bench-gateway: build
 	@load-tests/scripts/bench-gateway $(ARGS)
+
+# A workspace of its own, with its own lock file.
+bench-peers:
+	@cargo run --release --locked --manifest-path load-tests/peers/Cargo.toml \
+	  --target-dir target/peers -- $(ARGS)

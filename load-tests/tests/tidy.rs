@@ -43,6 +43,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("engine/answer", &[]),
     ("engine/constrain", &["answer"]),
     ("load-tests", &["cache-index", "prompt", "policies"]),
+    // A workspace of its own (its peers' dependencies are not the product's), yet the same rule.
+    ("load-tests/peers", &["cache-index"]),
 ];
 
 /// The workspace's own crates as a `Cargo.toml` names them.
@@ -269,7 +271,7 @@ fn no_file_names_a_registry_host_or_a_path_of_one_machine() {
         .map(|parts| parts.concat())
         .collect();
     let mut breaches = Vec::new();
-    for file in files().into_iter().filter(|f| f != "Cargo.lock") {
+    for file in files().into_iter().filter(|f| !f.ends_with("Cargo.lock")) {
         let Some(text) = read(&file) else { continue };
         for (number, line) in text.lines().enumerate() {
             for word in words.iter().filter(|word| line.contains(word.as_str())) {
