@@ -10,10 +10,10 @@
 //! [`node`] keeps its blocks by the engine's [`names`], as [`chains`] of [`records`], and blocks of
 //! another size than ours as [`odd`] ones; [`spaces`] tells namespaces apart.
 //!
-//! Memory is bounded: see [`Limits`]. A block costs about 50 bytes (20 in its record, 16 for its
-//! name, 10 in the table), and up to 100 where it follows none that stands next to it; a node block
-//! of another size than ours costs 150 more. At a limit new blocks are left out, which credits too
-//! little and never too much, and removals make room again.
+//! Memory is bounded: see [`Limits`]. A block costs 47 to 60 bytes (20 in its record, 16 to 24 for
+//! its name, 11 to 16 in the table), 45 more where it follows none that stands next to it, and a
+//! node block of another size than ours some 150 more. At a limit new blocks are left out, which
+//! credits too little and never too much, and removals make room again.
 //!
 //! The index believes what it is told. Whether a node's stream deserves that is decided in
 //! [`crate::trust`]; drop nodes that are [`crate::trust::Trust::Unknown`] from a lookup's answer.

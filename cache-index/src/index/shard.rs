@@ -193,7 +193,7 @@ impl Shard {
         Write::Last
     }
 
-    /// Whether so few keys are left that a third of the words would do.
+    /// Whether so few keys are left that half of the words would do.
     pub(super) fn is_oversized(&self, usage: Usage) -> bool {
         self.slots > SLOTS_MIN && usage.live < self.slots / 5
     }
