@@ -6,9 +6,9 @@
 //! by one. What a lookup sees of an event half applied is some of its blocks, which is what a
 //! moment earlier or later looks like anyway.
 //!
-//! In reading order: [`search`] looks a chain up in the [`table`], which is cut in [`shard`]s; a
-//! [`node`] keeps its blocks by the engine's [`names`], as [`chains`] of [`records`], and blocks of
-//! another size than ours as [`odd`] ones; [`spaces`] tells namespaces apart.
+//! In reading order: `search` looks a chain up in the `table`, which is cut in `shard`s; a
+//! `node` keeps its blocks by the engine's `names`, as `chains` of `records`, and blocks of
+//! another size than ours as `odd` ones; `spaces` tells namespaces apart.
 //!
 //! Memory is bounded: see [`Limits`]. A block costs 47 to 60 bytes (20 in its record, 16 to 24 for
 //! its name, 11 to 16 in the table), 45 more where it follows none that stands next to it, and a
