@@ -219,9 +219,9 @@ fn plan<'a>(
         model: Arc::clone(&model.id),
         prompt,
         session,
-        output_tokens_expected: turn.output_tokens_max.map_or(before, |most| {
-            before.min(most.saturating_mul(turn.choices))
-        }),
+        output_tokens_expected: turn
+            .output_tokens_max
+            .map_or(before, |most| before.min(most.saturating_mul(turn.choices))),
         choices: turn.choices,
         token_ids: turn.token_ids,
         timeout_ms: timeout_ms(client)?,

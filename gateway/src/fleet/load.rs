@@ -3,6 +3,11 @@
 //! Load is counted in tokens at dispatch, before the node has seen the request, and corrected as
 //! the answer streams. The guard gives back exactly what it still holds, so that a request that
 //! ends in any way leaves nothing behind.
+//!
+//! The rate is learnt at each first token: what the node finished since that request was sent, by
+//! the time it took. A node may serve prompts in order or share its steps between them; then the
+//! first of several that ends has waited for work that nobody has seen finished yet. So the more is
+//! unfinished at that moment, the less the measurement counts.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,15 +24,52 @@ pub struct InFlight {
     node: Arc<Node>,
     prefill_tokens: u64,
     decode_tokens: u64,
-    /// Prefill tokens on the node when this request joined them, its own included.
-    queue_tokens: u64,
+    /// Prefill tokens that the node had finished when this request joined.
+    done_before: u64,
     since: Instant,
+}
+
+/// What one first token says of a node's prefill rate.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measured {
+    /// Prefill tokens that the node finished meanwhile.
+    pub(super) done: u64,
+    /// Those in flight there that it has not finished.
+    pub(super) unfinished: u64,
+    /// How long it took.
+    pub(super) seconds: f64,
+}
+
+/// Weight of a measurement with nothing unfinished: about ten requests outweigh all before them.
+const RATE_WEIGHT: f64 = 0.2;
+/// A first measurement must have seen this share of the work finished.
+const FIRST_SHARE_MIN: f64 = 0.5;
+
+impl Measured {
+    /// The rate after this measurement, in tokens per second; 0.0 before the first.
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52 tokens")]
+    pub(super) fn learnt(self, before: f64) -> f64 {
+        let Self {
+            done,
+            unfinished,
+            seconds,
+        } = self;
+        if seconds <= 0.0 || done == 0 {
+            return before;
+        }
+        let rate = done as f64 / seconds;
+        let share = done as f64 / done.saturating_add(unfinished) as f64;
+        match before > 0.0 {
+            true => before + RATE_WEIGHT * share * (rate - before),
+            false if share >= FIRST_SHARE_MIN => rate,
+            false => before,
+        }
+    }
 }
 
 impl InFlight {
     pub(super) fn new(node: &Arc<Node>, prefill_tokens: u64, decode_tokens: u64) -> Self {
-        let ahead = node
-            .load
+        node.load
             .prefill_tokens
             .fetch_add(prefill_tokens, Ordering::Relaxed);
         node.load
@@ -39,7 +81,7 @@ impl InFlight {
             node: Arc::clone(node),
             prefill_tokens,
             decode_tokens,
-            queue_tokens: ahead.saturating_add(prefill_tokens),
+            done_before: node.load.prefill_done.load(Ordering::Relaxed),
             since: Instant::now(),
         }
     }
@@ -53,17 +95,18 @@ impl InFlight {
     /// nothing.
     pub fn first_token(&mut self) {
         let own = std::mem::take(&mut self.prefill_tokens);
-        self.node
-            .load
-            .prefill_tokens
-            .fetch_sub(own, Ordering::Relaxed);
-        let seconds = self.since.elapsed().as_secs_f64();
-        if own >= RATE_TOKENS_MIN && seconds > 0.0 {
-            // A node prefills roughly in order: in this time it did what was ahead, and this.
-            #[expect(clippy::cast_precision_loss, reason = "far below 2^52 tokens")]
-            self.node
-                .load
-                .learn_prefill_rate(self.queue_tokens as f64 / seconds);
+        if own == 0 {
+            return;
+        }
+        let load = &self.node.load;
+        let before = load.prefill_tokens.fetch_sub(own, Ordering::Relaxed);
+        let done = load.prefill_done.fetch_add(own, Ordering::Relaxed) + own;
+        if own >= RATE_TOKENS_MIN {
+            load.learn_prefill_rate(Measured {
+                done: done - self.done_before,
+                unfinished: before.saturating_sub(own),
+                seconds: self.since.elapsed().as_secs_f64(),
+            });
         }
     }
 
@@ -89,5 +132,55 @@ impl Drop for InFlight {
         // Where an outcome was reported before, this changes nothing.
         self.node
             .with_breaker(|breaker, now_ms| breaker.on_neutral(now_ms));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Catches a rate that falls to a fraction because a node shares its steps between prompts.
+    use super::Measured;
+
+    /// What is learnt when so many prompts of 100 tokens are sent at once to a node that does 1,000
+    /// a second; `finished` are the moments at which they end.
+    fn learnt(finished: &[f64]) -> Vec<f64> {
+        let mut rate = 0.0;
+        let rates = finished.iter().zip(1..).map(|(seconds, count)| {
+            let all = finished.len() as u64;
+            rate = Measured {
+                done: 100 * count,
+                unfinished: 100 * (all - count),
+                seconds: *seconds,
+            }
+            .learnt(rate);
+            rate
+        });
+        rates.collect()
+    }
+
+    #[test]
+    fn prompts_in_order_and_side_by_side_give_the_same_rate() {
+        let in_order = learnt(&[0.1, 0.2, 0.3, 0.4, 0.5]);
+        assert_eq!(in_order[..2], [0.0, 0.0]);
+        assert!(
+            in_order[2..]
+                .iter()
+                .all(|rate| (rate - 1000.0).abs() < 1e-6)
+        );
+        let side_by_side = learnt(&[0.5; 5]);
+        assert!(
+            side_by_side[2..].iter().all(|rate| *rate >= 600.0),
+            "{side_by_side:?}"
+        );
+        // Once known, it hardly moves.
+        let mut rate = 1000.0;
+        for count in (1..=5).cycle().take(50) {
+            let measured = Measured {
+                done: 100 * count,
+                unfinished: 500 - 100 * count,
+                seconds: 0.5,
+            };
+            rate = measured.learnt(rate);
+            assert!(rate > 650.0, "{rate}");
+        }
     }
 }

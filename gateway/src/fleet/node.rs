@@ -17,6 +17,7 @@ use policies::breaker::{Breaker, BreakerParams, Gate};
 use policies::view::{NodeState, NodeView};
 use tokio::sync::{Notify, watch};
 
+use super::load::Measured;
 use crate::config::NodeConfig;
 
 /// What a node says of itself.
@@ -71,13 +72,12 @@ pub struct Node {
 pub(super) struct Load {
     pub(super) requests: AtomicU64,
     pub(super) prefill_tokens: AtomicU64,
+    /// Prefill tokens of this gateway's that the node has finished.
+    pub(super) prefill_done: AtomicU64,
     pub(super) decode_tokens: AtomicU64,
     /// Bits of an `f64`: tokens per second; 0.0 before the first measurement.
     prefill_rate: AtomicU64,
 }
-
-/// Weight of a new measurement: about ten requests outweigh all before them.
-const RATE_WEIGHT: f64 = 0.2;
 
 impl Load {
     pub(super) fn prefill_rate(&self) -> f64 {
@@ -85,13 +85,8 @@ impl Load {
     }
 
     /// Takes one measurement in. Two at once may lose one of them, which does no harm.
-    pub(super) fn learn_prefill_rate(&self, tokens_per_s: f64) {
-        let before = self.prefill_rate();
-        let after = if before > 0.0 {
-            before + RATE_WEIGHT * (tokens_per_s - before)
-        } else {
-            tokens_per_s
-        };
+    pub(super) fn learn_prefill_rate(&self, measured: Measured) {
+        let after = measured.learnt(self.prefill_rate());
         self.prefill_rate.store(after.to_bits(), Ordering::Relaxed);
     }
 }
