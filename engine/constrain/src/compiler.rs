@@ -5,7 +5,7 @@
 //! bounded by fuel, not by time, so that the same specification is always taken or always refused.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, TokenParser};
@@ -53,7 +53,7 @@ impl Compiler {
             )));
         }
         let key = key(spec, reasoning)?;
-        if let Some(found) = self.lock().get(&key) {
+        if let Some(found) = self.lock().get(&key).filter(|found| !found.is_worn()) {
             return Ok(Arc::clone(found));
         }
         let built = grammar::build(spec, reasoning, &self.vocabulary)?;
@@ -75,7 +75,7 @@ impl Compiler {
         Ok(compiled)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, LruCache<String, Arc<Compiled>>> {
+    fn lock(&self) -> MutexGuard<'_, LruCache<String, Arc<Compiled>>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -95,7 +95,7 @@ fn key(spec: &Spec, reasoning: Option<&Reasoning>) -> Result<String, Refused> {
 /// A compiled grammar.
 pub struct Compiled {
     plan: Arc<Plan>,
-    fresh: Mutex<Matcher>,
+    fresh: Mutex<TokenParser>,
     shortest: usize,
 }
 
@@ -111,13 +111,9 @@ impl Compiled {
                 "no answer satisfies this, or even the shortest one is too long",
             ));
         };
-        let matcher = Matcher::new(Ok(parser));
-        if let Some(error) = matcher.get_error() {
-            return Err(Refused::new(brief(&error)));
-        }
         // The texts of a client's own rules may run into each other: `A: /a+/` never ends before an
         // `a`. Then what looks like an answer is none.
-        let mut trial = matcher.clone();
+        let mut trial = Matcher::new(Ok(parser.clone()));
         let whole = trial.consume_tokens(&shortest).is_ok()
             && (trial.is_stopped() || trial.is_accepting().unwrap_or(false));
         if !whole {
@@ -127,7 +123,7 @@ impl Compiled {
         }
         Ok(Self {
             plan,
-            fresh: Mutex::new(matcher),
+            fresh: Mutex::new(parser),
             shortest: shortest.len(),
         })
     }
@@ -140,15 +136,25 @@ impl Compiled {
 
     /// A walk along one answer, at its beginning.
     pub fn start(self: &Arc<Self>) -> Constraint {
-        let fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
-        Constraint::new(Arc::clone(&self.plan), fresh.clone())
+        let matcher = Matcher::new(Ok(self.fresh().clone()));
+        Constraint::new(Arc::clone(&self.plan), matcher)
+    }
+
+    fn fresh(&self) -> MutexGuard<'_, TokenParser> {
+        self.fresh.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether its automata have grown so far that new answers had better begin with new ones: an
+    /// automaton that reaches its limit breaks every answer that walks it.
+    fn is_worn(&self) -> bool {
+        let theirs = self.fresh().parser.lexer_stats();
+        let worn = theirs.error || theirs.num_states > limits::LEXER_STATES_MAX / 2;
+        worn || self.plan.lexemes().states() > limits::LEXER_STATES_MAX / 2
     }
 
     /// Bytes of memory, roughly: the automaton is there twice, and grows while answers walk it.
     fn bytes(&self) -> usize {
-        let lexemes = self.plan.lexemes.lock();
-        let lexemes = lexemes.unwrap_or_else(PoisonError::into_inner);
-        2 * lexemes.bytes() + self.plan.rules.rhs.len() * 64
+        2 * self.plan.lexemes().bytes() + self.plan.rules.rhs.len() * 64
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    fn lexemes(&self) -> MutexGuard<'_, Lexemes> {
+    pub(crate) fn lexemes(&self) -> MutexGuard<'_, Lexemes> {
         self.lexemes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

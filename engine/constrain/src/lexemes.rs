@@ -301,6 +301,11 @@ impl Lexemes {
         Some(worst)
     }
 
+    /// States that were built so far.
+    pub(crate) fn states(&self) -> usize {
+        self.dfa.stats().num_states
+    }
+
     /// Bytes of memory, roughly.
     pub(crate) fn bytes(&self) -> usize {
         self.dfa.num_bytes() + self.ends.len() * 100
