@@ -3,13 +3,14 @@
 //! In reading order: [`http`] and [`sse`] speak to a server, [`chat`] is one turn and its times,
 //! [`workload`] invents the conversations, [`agent`] runs them in open loop, [`measure`] and
 //! [`report`] say what came out. [`echo_node`] is a scripted node to stand behind a proxy,
-//! [`http_bench`], [`gateway_bench`], [`engine_bench`] and [`fairness_bench`] are the figures of
-//! docs/MEASUREMENTS.md, [`answers`] says how many tokens of answers a next turn would lose,
-//! [`soak`] asks for everything at once, [`process`] starts and watches the programs that they compare.
+//! [`http_bench`], [`gateway_bench`], [`engine_bench`], [`fairness_bench`] and [`constrain_bench`]
+//! are the figures of docs/MEASUREMENTS.md, [`answers`] says how many tokens of answers a next turn
+//! would lose, [`soak`] asks for everything at once, [`process`] starts and watches the programs that they compare.
 
 pub mod agent;
 pub mod answers;
 pub mod chat;
+pub mod constrain_bench;
 pub mod echo_node;
 pub mod engine_bench;
 pub mod error;

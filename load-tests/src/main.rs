@@ -12,7 +12,8 @@ use clap::{Parser, Subcommand};
 use load_tests::error::LoadError;
 use load_tests::report::Report;
 use load_tests::{
-    agent, answers, echo_node, engine_bench, fairness_bench, gateway_bench, http_bench, soak,
+    agent, answers, constrain_bench, echo_node, engine_bench, fairness_bench, gateway_bench,
+    http_bench, soak,
 };
 use serde::Serialize;
 
@@ -37,6 +38,9 @@ enum Tool {
     HttpBench(http_bench::Args),
     /// Thousands of requests of every kind; at the end a node must have everything back
     Soak(soak::Args),
+    /// What a grammar costs, and what forced tokens gain
+    #[command(hide = true)]
+    ConstrainBench(constrain_bench::Args),
     /// Our engine beside llama.cpp's server
     #[command(hide = true)]
     EngineBench(engine_bench::Args),
@@ -111,6 +115,10 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
                 faults if faults.is_empty() => Ok(()),
                 faults => Err(LoadError::program("the soak", faults.join("; "))),
             }
+        }
+        Tool::ConstrainBench(args) => {
+            let costs = constrain_bench::run(&args).await?;
+            show(&costs.table(), &costs, args.json.as_deref())
         }
         Tool::EngineBench(args) => {
             let comparison = engine_bench::run(&args).await?;
