@@ -178,6 +178,10 @@ const COSTLY: &[&str] = &[
 ];
 
 #[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test may ask how long the crate takes"
+)]
 fn templates() {
     let messages = [
         json!({"role": "system", "content": "s"}),
