@@ -63,14 +63,21 @@ pub(super) fn adjust(row: &[f32], how: &Sampling, at: &At<'_>, out: &mut Vec<f32
 
 fn masked(row: &[f32], mask: &[u32], out: &mut Vec<f32>) {
     out.resize(row.len(), f32::NEG_INFINITY);
-    for (index, word) in mask.iter().enumerate() {
-        let mut left = *word;
-        // Most words of a grammar's mask are empty, and most of the others hold few bits.
+    let words = mask.iter().zip(row.chunks(32).zip(out.chunks_mut(32)));
+    for (word, (row, out)) in words {
+        // Where a grammar allows one text it allows nearly none of the tokens, and where it allows
+        // any it allows nearly all: few words have many bits of both kinds.
+        let (allowed, mut left) = if word.count_ones() > 16 {
+            out.copy_from_slice(row);
+            (false, !*word)
+        } else {
+            (true, *word)
+        };
         while left != 0 {
-            let id = index * 32 + left.trailing_zeros() as usize;
+            let at = left.trailing_zeros() as usize;
             left &= left - 1;
-            if let (Some(logit), Some(out)) = (row.get(id), out.get_mut(id)) {
-                *out = *logit;
+            if let (Some(logit), Some(out)) = (row.get(at), out.get_mut(at)) {
+                *out = if allowed { *logit } else { f32::NEG_INFINITY };
             }
         }
     }
