@@ -10,6 +10,7 @@
 //! The order of the sides turns around from round to round, so that a drift of the machine's speed
 //! favours none.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -187,14 +188,7 @@ async fn measure(
     program: &Program,
 ) -> Result<Rate, LoadError> {
     let turns: Vec<Turn> = (0..args.answers)
-        .map(|_| {
-            turn(
-                side,
-                tokens,
-                prompts.model_id().to_owned(),
-                &prompts.next(PROMPT_TOKENS),
-            )
-        })
+        .map(|_| turn(side, tokens, prompts))
         .collect();
     let send = |turn| async move {
         let mut connection = Connection::new(target);
@@ -223,15 +217,19 @@ async fn measure(
     })
 }
 
-fn turn(side: Side, tokens: u32, model: String, prompt: &str) -> Turn {
+fn turn(side: Side, tokens: u32, prompts: &mut Prompts) -> Turn {
+    // No side may end early. A grammar says itself when an answer may end, so `ignore_eos` does not
+    // keep it from it; a bias does, on every side alike.
+    let unwanted = prompts.ends().iter().map(|end| (end.to_string(), -100));
+    let bias: BTreeMap<String, i32> = unwanted.collect();
     let mut body = json!({
-        "model": model,
-        "prompt": prompt,
+        "model": prompts.model_id(),
+        "prompt": prompts.next(PROMPT_TOKENS),
         "temperature": 0,
         "stream": true,
         "stream_options": {"include_usage": true},
         "max_tokens": tokens,
-        "min_tokens": tokens,
+        "logit_bias": bias,
     });
     match side {
         Side::Free => {}
@@ -244,7 +242,6 @@ fn turn(side: Side, tokens: u32, model: String, prompt: &str) -> Turn {
         Side::Forced | Side::Unforced => {
             body["structured_outputs"] = json!({"json": record()});
             body["max_tokens"] = json!(JSON_TOKENS_MAX);
-            body["min_tokens"] = json!(0);
             if side == Side::Unforced {
                 body["logprobs"] = json!(0);
             }

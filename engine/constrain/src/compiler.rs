@@ -21,6 +21,8 @@ use crate::rules::{NEVER, Rules};
 use crate::spec::{Reasoning, Spec};
 use crate::vocabulary::Vocabulary;
 
+/// Work of looking at all lexemes of a specification, in the unit of [`Lexemes::spent`]: some 0.3 s.
+const COMPILE_WORK_MAX: u64 = 3_000_000;
 /// Characters of the grammar library's errors that a client gets to see.
 const ERROR_CHARS_MAX: usize = 400;
 
@@ -174,6 +176,9 @@ fn plan(
             if let Kind::Marker(token) = lexemes.kind(lexeme) {
                 markers.push(token);
             }
+            if lexemes.spent() > COMPILE_WORK_MAX {
+                return (NEVER, NEVER);
+            }
             let begin = lexemes.begin(&[lexeme]);
             let end = lexemes.end(begin, lexeme, false);
             let cost = end.map_or(NEVER, |end| end.cost());
@@ -182,7 +187,7 @@ fn plan(
         },
         entries,
     );
-    if lexemes.is_exhausted() {
+    if lexemes.is_exhausted() || lexemes.spent() > COMPILE_WORK_MAX {
         return Err(Refused::new(
             "its regular expressions take too much work; make them simpler or shorter",
         ));

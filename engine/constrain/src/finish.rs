@@ -15,9 +15,12 @@ use crate::lexemes::Lexemes;
 use crate::rules::{END, NEVER, Rules};
 use crate::vocabulary::Vocabulary;
 
-/// Texts that are tokenized within one step to see whether they are shorter than they look. The
-/// tokens of other texts are dropped.
-const TEXTS_PER_STEP: usize = 48;
+/// Tokens of the texts that are tokenized within one step to see whether they are shorter than they
+/// look: some milliseconds. The tokens that lead to other texts are dropped.
+const TEXT_TOKENS_PER_STEP: usize = 8_000;
+/// Work of trying the tokens of one step, in the unit of [`Lexemes::spent`]: some 20 ms, twenty times
+/// what the inside of a string takes. Tokens that were not reached are dropped.
+const WALK_WORK_MAX: u64 = 200_000;
 /// Symbols of one completion: past it, a grammar's shortest answer is too long to be one.
 const SYMBOLS_MAX: usize = 100_000;
 
@@ -150,14 +153,14 @@ impl Finisher {
             Some((at, classes)) if at == place => classes,
             _ => Walk::all(&mut self.chart, &plan, &mut lexemes),
         };
-        let mut texts = 0;
+        let mut tokenized = 0;
         for class in &mut classes {
             let mut need = class.least as usize;
-            if class.least < NEVER && need > left && texts < TEXTS_PER_STEP {
+            if class.least < NEVER && need > left && tokenized < TEXT_TOKENS_PER_STEP {
                 need = match class.exact {
                     Some(exact) => exact,
                     None => {
-                        texts += 1;
+                        tokenized += need + 64;
                         let exact = self.need_after(class.tokens[0], &plan, &mut lexemes);
                         class.exact = Some(exact);
                         exact
@@ -186,6 +189,8 @@ struct Walk<'a> {
     chart: &'a mut Chart,
     lexemes: &'a mut Lexemes,
     trie: &'a TokTrie,
+    /// Where [`Lexemes::spent`] ends the walk.
+    until: u64,
     classes: Vec<Class>,
     found: HashMap<Place, usize>,
 }
@@ -195,6 +200,7 @@ impl Walk<'_> {
         let trie = plan.vocabulary.trie();
         let mut walk = Walk {
             chart,
+            until: lexemes.spent() + WALK_WORK_MAX,
             lexemes,
             trie,
             classes: Vec::new(),
@@ -215,6 +221,9 @@ impl Walk<'_> {
         let trie = self.trie;
         for child in trie.node_children(node) {
             let byte = child.byte();
+            if self.lexemes.spent() > self.until {
+                return;
+            }
             if byte == TokTrie::SPECIAL_TOKEN_MARKER || !self.chart.push(byte, self.lexemes) {
                 continue;
             }

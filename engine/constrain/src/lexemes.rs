@@ -19,7 +19,9 @@ const END_STATES_MAX: usize = 20_000;
 /// States of a lexeme that are looked at for the worst of them.
 const WORST_STATES_MAX: usize = 256;
 /// Work that one search may cost, in the library's unit of about 100 ns.
-const FUEL: u64 = 1_000_000;
+const FUEL: u64 = 500_000;
+/// A look-up of a transition that is known takes about 10 ns.
+const LOOKUPS_PER_UNIT: u64 = 8;
 /// Ends that are remembered.
 const ENDS_MAX: usize = 20_000;
 
@@ -67,6 +69,8 @@ pub(crate) struct Lexemes {
     /// One byte of each class that the automaton tells apart, those of readable text first.
     bytes: Vec<u8>,
     ends: HashMap<(StateID, u32, bool), Option<Arc<End>>>,
+    /// Transitions that were looked up.
+    looked: u64,
     vocabulary: Vocabulary,
 }
 
@@ -100,6 +104,7 @@ impl Lexemes {
             skips,
             lazy: spec.lazy_lexemes(),
             ends: HashMap::new(),
+            looked: 0,
             vocabulary: vocabulary.clone(),
         })
     }
@@ -138,6 +143,7 @@ impl Lexemes {
     /// Where a byte leads from a state. `pending`: whether the lexeme has begun.
     pub(crate) fn step(&mut self, state: StateID, byte: u8, pending: bool) -> Step {
         self.dfa.set_fuel(FUEL);
+        self.looked += 1;
         let next = self.dfa.transition(state, byte);
         if next.is_dead() {
             if pending && self.dfa.state_desc(state).greedy_accepting.is_some() {
@@ -217,6 +223,7 @@ impl Lexemes {
             if reached.len() > END_STATES_MAX {
                 return None;
             }
+            self.looked += self.bytes.len() as u64;
             for at in 0..self.bytes.len() {
                 let byte = self.bytes[at];
                 let next = self.dfa.transition(state, byte);
@@ -260,6 +267,7 @@ impl Lexemes {
         let mut sources: Vec<Vec<usize>> = vec![Vec::new()];
         let mut at = 0;
         while at < states.len() {
+            self.looked += self.bytes.len() as u64;
             for i in 0..self.bytes.len() {
                 let next = self.dfa.transition(states[at], self.bytes[i]);
                 if next.is_dead() {
@@ -299,6 +307,11 @@ impl Lexemes {
             }
         }
         Some(worst)
+    }
+
+    /// Work that was done so far, in the library's unit.
+    pub(crate) fn spent(&self) -> u64 {
+        self.dfa.total_fuel_spent() + self.looked / LOOKUPS_PER_UNIT
     }
 
     /// States that were built so far.

@@ -52,6 +52,11 @@ impl Prompts {
         &self.model_id
     }
 
+    /// The tokens that end an answer.
+    pub(crate) fn ends(&self) -> &[u32] {
+        self.builder.tokenizer().eos_ids()
+    }
+
     /// A text of exactly so many tokens.
     pub(crate) fn next(&mut self, tokens: usize) -> String {
         let mut text = String::new();
