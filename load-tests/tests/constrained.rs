@@ -7,8 +7,6 @@
 //! `HOMING_SCHEMAS=200 cargo test --release -p homing-load-tests --test constrained -- --nocapture`
 //! runs the whole figure of docs/MEASUREMENTS.md; without it fewer keep the test short.
 
-#![expect(clippy::panic, reason = "a helper fails its test with what it saw")]
-
 #[path = "../../engine/constrain/tests/constrain/schemas.rs"]
 mod schemas;
 mod support;
@@ -26,6 +24,9 @@ use self::support::{MODEL, Stack};
 
 /// Schemas that `make test` asks for.
 const SCHEMAS: u64 = 24;
+/// How long a refusal may take here. It takes less than a second on a machine of its own; a test has
+/// to hold on a busy one.
+const REFUSAL_MAX: Duration = Duration::from_secs(5);
 /// Requests in flight.
 const AT_ONCE: usize = 16;
 /// As figure 1 has it.
@@ -196,12 +197,8 @@ async fn required_calls_and_strict_schemas_hold() {
     stack.stop(Signal::TERM);
 }
 
-/// Would catch a hopeless schema that is tried, keeps the engine busy, or is refused without a
-/// reason.
-#[tokio::test]
-async fn hopeless_schemas_are_refused_soon_with_a_reason() {
-    let stack = Stack::start(1);
-    let target = stack.target();
+/// Schemas without an answer, with words of the reason why.
+fn hopeless() -> Vec<(Value, &'static str)> {
     let nested = (0..55).fold(
         json!({}),
         |inner, _| json!({"type": "object", "properties": {"a": inner}}),
@@ -217,7 +214,7 @@ async fn hopeless_schemas_are_refused_soon_with_a_reason() {
             .collect();
         json!({"type": "object", "properties": properties, "required": names})
     };
-    let rows = [
+    vec![
         (
             json!({"type": "object", "properties": {"a": false}, "required": ["a"]}),
             "'a'",
@@ -242,8 +239,16 @@ async fn hopeless_schemas_are_refused_soon_with_a_reason() {
         ),
         // Satisfiable, but in no answer of 512 tokens.
         (needs(300), "tokens"),
-    ];
-    for (schema, reason) in rows {
+    ]
+}
+
+/// Would catch a hopeless schema that is tried, keeps the engine busy, or is refused without a
+/// reason.
+#[tokio::test]
+async fn hopeless_schemas_are_refused_soon_with_a_reason() {
+    let stack = Stack::start(1);
+    let target = stack.target();
+    for (schema, reason) in hopeless() {
         for tool in [false, true] {
             let mut body = json!({"model": MODEL, "max_tokens": TOKENS_MAX,
                 "messages": [{"role": "user", "content": "Do it."}]});
@@ -270,7 +275,7 @@ async fn hopeless_schemas_are_refused_soon_with_a_reason() {
                 failure.message.contains(reason),
                 "{failure:?} lacks {reason:?}: {shown}"
             );
-            assert!(took < Duration::from_secs(1), "{took:?}: {shown}");
+            assert!(took < REFUSAL_MAX, "{took:?}: {shown}");
         }
     }
     stack.stop(Signal::TERM);

@@ -231,7 +231,7 @@ impl Pass<'_> {
             }
             ("patternProperties", Value::Object(map)) => {
                 self.patterns = true;
-                let all = map.keys().map(|regex| worst::of_regex(regex));
+                let mut all = map.keys().map(|regex| worst::of_regex(regex));
                 all.try_fold(0, |most, one| one.map(|one| most.max(one)))
                     .map(worst::of_json_string)
             }

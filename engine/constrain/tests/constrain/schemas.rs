@@ -103,10 +103,9 @@ impl Schemas {
         let target = self.one(&["tree", "list"]);
         let reference = json!({"$ref": format!("#/$defs/{target}")});
         schema["properties"]["linked"] = reference;
-        if self.strict || self.chance(5) {
-            if let Some(required) = schema["required"].as_array_mut() {
-                required.push(json!("linked"));
-            }
+        let wanted = self.strict || self.chance(5);
+        if let (true, Some(required)) = (wanted, schema["required"].as_array_mut()) {
+            required.push(json!("linked"));
         }
     }
 
