@@ -58,7 +58,8 @@ impl Model {
     fn compile(&self, spec: &Spec) -> Arc<Compiled> {
         self.compiler
             .compile(spec, None)
-            .unwrap_or_else(|refused| panic!("{spec:?}: {refused}"))
+            .map_err(|refused| format!("{spec:?}: {refused}"))
+            .expect("a grammar")
     }
 
     fn text(&self, tokens: &[u32]) -> String {

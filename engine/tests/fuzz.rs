@@ -83,8 +83,7 @@ const FIELDS: [&str; 64] = [
 /// What the fields are given.
 fn values() -> Vec<Value> {
     let tool = json!({"type": "function", "function": {"name": "now", "parameters": {}}});
-    let deep = (0..90).fold(json!(1), |inner, _| json!([inner]));
-    let mut values = vec![
+    vec![
         json!(null),
         json!(true),
         json!(false),
@@ -150,9 +149,8 @@ fn values() -> Vec<Value> {
         json!({"do_remote_prefill": true}),
         json!({"include_usage": 1}),
         json!({"include_usage": true, "continuous_usage_stats": true}),
-    ];
-    values.push(deep);
-    values
+        (0..90).fold(json!(1), |inner, _| json!([inner])),
+    ]
 }
 
 fn rules(caller: Caller) -> Rules<'static> {
