@@ -286,12 +286,11 @@ fn quoted(text: &str) -> String {
     json.replace('\u{7f}', "\\u007f")
 }
 
-/// A text as a regular expression between slashes.
+/// A text as a regular expression between slashes. `\<` would be the beginning of a word.
 fn escaped_regex(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
-        // An escaped `<` or `>` would be the border of a word.
-        if c.is_ascii_punctuation() && !matches!(c, '<' | '>') {
+        if r"\.+*?()|[]{}^$/".contains(c) {
             out.push('\\');
         }
         out.push(c);

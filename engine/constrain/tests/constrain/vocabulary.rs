@@ -86,8 +86,8 @@ pub(crate) const MARKERS: &[&str] = &[
     "<eos>",
     "<tool_call>",
     "</tool_call>",
-    "</think>",
-    "<think>",
+    "[/THINK]",
+    "[THINK]",
 ];
 
 /// The vocabulary: markers, bytes, words; the tokenizer takes the longest token that fits.
