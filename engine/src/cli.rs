@@ -117,7 +117,7 @@ enum ReasoningFlag {
     Think,
     /// ◁think▷…◁/think▷
     Kimi,
-    /// [THINK]…[/THINK]
+    /// `[THINK]…[/THINK]`
     Mistral,
     /// None: such text is content.
     None,

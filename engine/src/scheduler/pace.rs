@@ -1,11 +1,11 @@
 //! How much prefill fits beside decodes without making them wait?
 //!
-//! A step with prefill may take [`SLOWDOWN`] times as long as one without. What that means in tokens
+//! A step with prefill may take `SLOWDOWN` times as long as one without. What that means in tokens
 //! is learnt from the steps' own times: milliseconds of a step with decodes alone, by how many
 //! there are, and milliseconds that prefill adds to such a step: so much for a token, and so much
 //! for each token before it in its prompt, over which it attends. Both are running figures, so they
 //! follow the machine, the model and the decodes' growing contexts; a step without prefill every
-//! [`PLAIN_EVERY`] keeps the first one fresh.
+//! `PLAIN_EVERY` keeps the first one fresh.
 //!
 //! One linear model over all steps was refused: a step's time bends where reading weights stops
 //! being the bound and computing begins, and steps of prefill alone lie past that bend. For the
