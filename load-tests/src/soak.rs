@@ -1,9 +1,9 @@
 //! Does a node survive thousands of requests of every kind, and has it everything back then?
 //!
-//! So many clients send one drawn request after the other ([`request`]), some hang up at a random
-//! moment, some ask for nonsense. Each response is read to its end and judged ([`answer`]). When all
+//! So many clients send one drawn request after the other (`request`), some hang up at a random
+//! moment, some ask for nonsense. Each response is read to its end and judged (`answer`). When all
 //! have ended, every gauge of what a request holds must return to zero, and the processes' memory
-//! must not have grown ([`report`]). Timing is not measured here.
+//! must not have grown (`report`). Timing is not measured here.
 
 mod answer;
 mod report;
