@@ -259,20 +259,37 @@ fn order(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
 }
 
 fn best(logits: &[f32]) -> Result<(u32, f32), NotANumber> {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (id, logit) in (0_u32..).zip(logits) {
-        if logit.is_nan() {
-            return Err(NotANumber);
-        }
-        if *logit > best.1 {
-            best = (id, *logit);
+    /// Wide enough for any vector register: the loops below have no branch, so that they are
+    /// vectorised. One look at each of 49,152 logits in turn takes a third of a step's sampling.
+    const LANES: usize = 32;
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    let mut tops = [f32::NEG_INFINITY; LANES];
+    let mut nans = [0_u32; LANES];
+    for chunk in chunks {
+        for lane in 0..LANES {
+            let logit = chunk[lane];
+            tops[lane] = if logit > tops[lane] {
+                logit
+            } else {
+                tops[lane]
+            };
+            nans[lane] |= u32::from(logit.is_nan());
         }
     }
-    if best.1.is_finite() {
-        Ok(best)
-    } else {
-        Err(NotANumber)
+    let max = tops
+        .iter()
+        .chain(rest)
+        .copied()
+        .fold(f32::NEG_INFINITY, f32::max);
+    let numbers = nans.iter().all(|nan| *nan == 0) && !rest.iter().any(|logit| logit.is_nan());
+    if !numbers || !max.is_finite() {
+        return Err(NotANumber);
     }
+    let holds = |chunk: &[f32; LANES]| chunk.iter().fold(false, |any, logit| any | (*logit == max));
+    let before = chunks.iter().position(holds).unwrap_or(chunks.len()) * LANES;
+    let within = logits[before..].iter().position(|logit| *logit == max);
+    let id = before + within.ok_or(NotANumber)?;
+    Ok((u32::try_from(id).map_err(|_| NotANumber)?, max))
 }
 
 /// A number in [0, 1) from seed and position: SplitMix64's finaliser over both.
