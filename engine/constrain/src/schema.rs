@@ -163,6 +163,12 @@ impl Pass<'_> {
             out.insert(key.clone(), self.keyword(key, value, depth)?);
         }
         self.write_format(&mut out);
+        if is_narrow(&out) {
+            return self.refuse(
+                "an exclusive bound that is a whole number lies less than 1 from the other bound, \
+                 which is not supported; use minimum and maximum",
+            );
+        }
         bound_numbers(&mut out);
         Ok(Value::Object(out))
     }
@@ -286,12 +292,57 @@ impl Pass<'_> {
                     "a pattern is longer than {} bytes",
                     limits::REGEX_BYTES_MAX
                 )),
+            ("const" | "enum", value) if holds_control(value) => self.refuse(&format!(
+                "{key} holds a control character other than \\n, \\r, \\t, \\b and \\f, which is not \
+                 supported"
+            )),
+            ("pattern", Value::String(regex)) if names_control(regex) => self.refuse(
+                "a pattern names control characters, which is not supported; leave them out of it",
+            ),
             ("$ref", Value::String(target)) if !target.starts_with('#') => self.refuse(&format!(
                 "$ref '{target}' leads out of the schema; only '#/…' is followed"
             )),
             _ => Ok(()),
         }
     }
+}
+
+/// Whether some text in a value needs an escape by number, which the grammar library drops.
+fn holds_control(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.chars().any(is_numbered_control),
+        Value::Array(values) => values.iter().any(holds_control),
+        Value::Object(map) => map.values().any(holds_control),
+        _ => false,
+    }
+}
+
+fn is_numbered_control(c: char) -> bool {
+    matches!(c, '\0'..='\u{1f}' | '\u{7f}') && !matches!(c, '\n' | '\r' | '\t' | '\u{8}' | '\u{c}')
+}
+
+/// Whether a pattern speaks of such characters, as themselves or by number.
+fn names_control(regex: &str) -> bool {
+    const BY_NUMBER: [&str; 10] = [
+        r"\x0", r"\x1", r"\x7f", r"\u000", r"\u001", r"\u007f", r"\0", r"\c", r"\x{", r"\u{",
+    ];
+    let lower = regex.to_ascii_lowercase();
+    regex.chars().any(is_numbered_control) || BY_NUMBER.iter().any(|name| lower.contains(name))
+}
+
+/// Whether the library would let an exclusive bound itself through: it does where that bound is a
+/// whole number and both bounds lie within 1.
+fn is_narrow(schema: &Map<String, Value>) -> bool {
+    let number = |key: &str| schema.get(key).and_then(Value::as_f64);
+    let (above, below) = (number("exclusiveMinimum"), number("exclusiveMaximum"));
+    let least = above.or_else(|| number("minimum"));
+    let most = below.or_else(|| number("maximum"));
+    let whole = |bound: Option<f64>| bound.is_some_and(|bound| bound.fract() == 0.0);
+    let within = least
+        .zip(most)
+        .is_some_and(|(least, most)| most - least < 1.0);
+    let integers = schema.get("type").is_some_and(|name| name == "integer");
+    !integers && within && (whole(above) || whole(below))
 }
 
 fn bound_numbers(schema: &mut Map<String, Value>) {

@@ -11,7 +11,7 @@ use constrain::Broken;
 
 use super::answer::Voice;
 use super::sequence::Sequence;
-use crate::error::ApiError;
+use crate::error::{ApiError, Kind};
 use crate::metrics::Ending;
 
 /// Tokens that a grammar may force at once. More come in the next step; a bound keeps a grammar
@@ -79,6 +79,13 @@ impl Sequence {
     }
 }
 
-fn broken(error: Broken) -> ApiError {
-    ApiError::internal(error.to_string())
+/// The request's own grammar asked for what cannot be done: no fault of the node, which a gateway
+/// would otherwise stop trusting.
+pub(super) fn broken(error: Broken) -> ApiError {
+    let message = "No complete answer of the demanded form could be found within this engine's \
+                   limits. Make the grammar simpler, so that its parts do not run into each other, \
+                   or raise the token limit.";
+    let mut refusal = ApiError::new(Kind::Invalid, "grammar_failed", message);
+    refusal.detail = Some(error.to_string());
+    refusal
 }

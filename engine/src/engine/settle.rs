@@ -6,6 +6,7 @@
 
 use super::Engine;
 use super::answer::Voice;
+use super::follow::broken;
 use super::job::{Output, Pooling, Work};
 use super::sequence::Sequence;
 use crate::error::ApiError;
@@ -193,7 +194,7 @@ fn pick(
         None => None,
         Some(constraint) => match constraint.mask() {
             Ok(mask) => Some(mask.words()),
-            Err(broken) => return Err(ApiError::internal(broken.to_string())),
+            Err(error) => return Err(broken(error)),
         },
     };
     let at = At {

@@ -286,6 +286,15 @@ impl Stream<'_, '_> {
         if !self.head_sent {
             return End::Retry(outcome, cause);
         }
+        if self.failed {
+            // The node has said itself what went wrong, and the client has read it: often its own
+            // deadline, or a form that could not be kept. A second event would invite a retry.
+            let usage = self.so_far();
+            self.flow.settle_quietly(Status::Cut, usage);
+            return self
+                .close("the node ended the stream with an error".to_owned())
+                .await;
+        }
         if let Some(why) = failure(Outcome::AfterFirstByte) {
             self.flow
                 .gateway
@@ -318,6 +327,11 @@ impl Stream<'_, '_> {
         let event = format!("data: {}\n\n", error.body());
         // The record is written; a client that is gone as well changes nothing.
         let _ = self.write(event.into()).await;
+        self.close(cause).await
+    }
+
+    /// Ends the body of a stream that stays incomplete.
+    async fn close(self, cause: String) -> End {
         let _ = self
             .flow
             .client

@@ -211,6 +211,37 @@ fn a_stream_that_dies_before_its_first_event_is_retried() {
     gateway.assert_idle();
 }
 
+/// Would catch a client that is told to send again what ended by its own deadline, and a node that
+/// loses trust for it.
+#[test]
+fn an_error_that_a_node_tells_in_its_stream_is_told_once() {
+    let node = Node::start();
+    let gateway = Gateway::start(&[&node]);
+    for _ in 0..8 {
+        let event = b"data: {\"error\":{\"code\":\"request_timeout\",\"message\":\"late\"}}\n\n";
+        node.script(vec![
+            Act::Send(stream_head()),
+            Act::Send(chunk(format!("data: {}\n\n", delta("x")).as_bytes())),
+            Act::Send(chunk(event)),
+            Act::Send(b"0\r\n\r\n".to_vec()),
+        ]);
+        let answer = gateway.chat(&chat(Stream::WithUsage, "hi"));
+        let errors: Vec<_> = answer
+            .chunks()
+            .into_iter()
+            .filter_map(|chunk| chunk.get("error").cloned())
+            .collect();
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        assert_eq!(errors[0]["code"], "request_timeout");
+        let row = gateway.row(answer.header("x-request-id").unwrap());
+        assert_eq!(
+            (&row["status"], &row["output_tokens"]),
+            (&"cut".into(), &1.into())
+        );
+    }
+    gateway.assert_idle();
+}
+
 #[test]
 fn h13_the_error_body_of_a_stream_reaches_the_client() {
     let node = Node::start();

@@ -44,6 +44,17 @@ fn unsatisfiable_schemas_are_refused() {
     for (schema, reason) in [
         (json!(false), "false"),
         (json!({"enum": []}), "enum is empty"),
+        // Not unsatisfiable, but answers would differ from them.
+        (json!({"const": "a\u{1b}b"}), "control character"),
+        (json!({"enum": [["\u{7f}"]]}), "control character"),
+        (
+            json!({"type": "string", "pattern": "^[\\x00-\\x1f]{3}$"}),
+            "control characters",
+        ),
+        (
+            json!({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}),
+            "exclusive bound",
+        ),
         (
             json!({"type": "integer", "minimum": 5, "maximum": 4}),
             "minimum",
