@@ -92,7 +92,7 @@ impl Stream<'_, '_> {
                         return self.complete().await;
                     }
                 }
-                Waited::Done(Ok(None)) => return self.ended().await,
+                Waited::Done(Ok(None)) => return Box::pin(self.ended()).await,
                 Waited::Done(Err(error)) => {
                     return self.broken(outcome(&error), error.to_string()).await;
                 }
