@@ -16,9 +16,9 @@ use prometheus::IntGauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Limits;
-use crate::error::{ApiError, ErrorKind};
 use crate::metrics::GaugeGuard;
 use crate::store::TenantId;
+use dialects::error::{ApiError, ErrorKind};
 
 /// All tenants' gates.
 pub(crate) struct Gates {

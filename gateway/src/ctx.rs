@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use dialects::error::Shape;
 use uuid::Uuid;
 
 use crate::ledger::unix_ms;
@@ -20,6 +21,8 @@ pub struct Ctx {
     pub(crate) request_id: String,
     /// Ours, also the key of its usage record.
     pub(crate) own_id: Uuid,
+    /// Whose errors the client reads.
+    pub(crate) shape: Shape,
     /// The endpoint, as metrics name it.
     pub(crate) endpoint: &'static str,
     /// The status the client saw; 0 before there is one.
@@ -57,6 +60,7 @@ impl Ctx {
             t_ms: unix_ms(),
             request_id: own_id.to_string(),
             own_id,
+            shape: Shape::default(),
             endpoint: "unknown",
             status: 0,
             line: Line::default(),

@@ -6,8 +6,8 @@
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 
-use crate::error::{ApiError, ErrorKind};
 use crate::store::{KeyIdentity, Store};
+use dialects::error::{ApiError, ErrorKind};
 
 /// Finds the key in the headers and whose it is.
 pub(crate) fn identify(store: &Store, headers: &HeaderMap) -> Result<KeyIdentity, ApiError> {

@@ -2,7 +2,7 @@
 //!
 //! Read the modules in the order in which a request travels: [`config`] (what the operator
 //! decided), [`proxy`] (the table of contents), `turn` (the steps of a turn), then what it calls:
-//! `identify`, `read`, `api`, `session`, `admit`, [`prompt`], `route`, `upstream`, `relay`,
+//! `identify`, `read`, [`dialects`], `session`, `admit`, [`prompt`], `route`, `upstream`, `relay`,
 //! `recover`, `settle`, `respond`. Beside that path: [`store`] (tenants and keys), [`ledger`]
 //! (usage records), [`fleet`] (nodes, their health, load and cache), [`metrics`], [`secrets`] and
 //! [`tasks`] (the only place that spawns). Around it all: [`cli`], [`serve`] (start and shutdown of
@@ -11,7 +11,6 @@
 pub mod admin;
 pub mod cli;
 pub mod config;
-pub mod error;
 pub mod fleet;
 pub mod ledger;
 pub mod metrics;
@@ -26,8 +25,8 @@ pub mod tasks;
 pub mod up;
 
 mod admit;
-mod api;
 mod ctx;
+mod endpoint;
 mod identify;
 mod read;
 mod recover;

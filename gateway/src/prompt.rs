@@ -19,9 +19,9 @@ use ::prompt::{Answered, ChatInput, ChatTokens, PromptBuilder, SegmentCache};
 use cache_index::block::{BLOCK_TOKENS, BlockHash, Namespace, extend_chain};
 use lru::LruCache;
 
-use crate::api::{ChatPrompt, PromptInput};
 use crate::config::Config;
-use crate::error::{ApiError, ErrorKind};
+use dialects::error::{ApiError, ErrorKind};
+use dialects::{ChatPrompt, PromptInput};
 
 /// Text and tokens remembered per model. A system prompt with tools is some 50 KB; this holds
 /// the prompts of a thousand conversations.
@@ -98,20 +98,18 @@ impl Model {
         let (Some((builder, segments)), PromptInput::Chat(chat)) = (&self.exact, input) else {
             return false;
         };
-        let input = chat.at(unix_seconds);
+        let input = chat_input(chat, unix_seconds);
         builder.remember(&input, answer, &segments.for_scope(salt))
     }
 }
 
-impl ChatPrompt {
-    /// What the prompt crate is given.
-    fn at(&self, unix_seconds: i64) -> ChatInput<'_> {
-        ChatInput {
-            messages: &self.messages,
-            tools: self.tools.as_ref(),
-            template_kwargs: self.template_kwargs.as_ref(),
-            unix_seconds,
-        }
+/// What the prompt crate is given.
+fn chat_input(chat: &ChatPrompt, unix_seconds: i64) -> ChatInput<'_> {
+    ChatInput {
+        messages: &chat.messages,
+        tools: chat.tools.as_ref(),
+        template_kwargs: chat.template_kwargs.as_ref(),
+        unix_seconds,
     }
 }
 
@@ -169,7 +167,7 @@ impl Prompts {
         input: &PromptInput,
         unix_seconds: i64,
     ) -> Result<(Planned, Hashed), ApiError> {
-        let Some((builder, segments)) = &model.exact else {
+        let Some(exact) = &model.exact else {
             let tokens = estimate(input);
             let planned = Planned {
                 tokens,
@@ -179,19 +177,7 @@ impl Prompts {
             };
             return Ok((planned, Hashed::default()));
         };
-        // A scope of its own: the time to encode must not tell one tenant what another has sent.
-        let segments = &segments.for_scope(salt);
-        let ChatTokens { tokens, answers } = match input {
-            PromptInput::Chat(chat) => builder
-                .chat_with_answers(&chat.at(unix_seconds), segments)
-                .map_err(|error| {
-                    ApiError::param(ErrorKind::InvalidValue, error.param(), error.to_string())
-                })?,
-            PromptInput::Text(text) => ChatTokens {
-                tokens: builder.completion(text, segments),
-                answers: 0,
-            },
-        };
+        let ChatTokens { tokens, answers } = tokens(exact, salt, input, unix_seconds)?;
         let count = tokens.len() as u64;
         let namespace = Namespace::new(&model.id, None, Some(salt));
         // The salt is part of the key: a conversation whose cache scope changed starts anew.
@@ -206,6 +192,46 @@ impl Prompts {
             },
             hashed,
         ))
+    }
+}
+
+impl Prompts {
+    /// How many tokens a prompt has, nothing of it remembered as a conversation.
+    pub(crate) fn count(
+        &self,
+        model: &Model,
+        salt: &str,
+        input: &PromptInput,
+        unix_seconds: i64,
+    ) -> Result<u64, ApiError> {
+        match &model.exact {
+            None => Ok(estimate(input)),
+            Some(exact) => {
+                tokens(exact, salt, input, unix_seconds).map(|tokens| tokens.tokens.len() as u64)
+            }
+        }
+    }
+}
+
+/// The tokens of a prompt. A scope of its own: the time to encode must not tell one tenant what
+/// another has sent.
+fn tokens(
+    (builder, segments): &(PromptBuilder, SegmentCache),
+    salt: &str,
+    input: &PromptInput,
+    unix_seconds: i64,
+) -> Result<ChatTokens, ApiError> {
+    let segments = &segments.for_scope(salt);
+    match input {
+        PromptInput::Chat(chat) => builder
+            .chat_with_answers(&chat_input(chat, unix_seconds), segments)
+            .map_err(|error| {
+                ApiError::param(ErrorKind::InvalidValue, error.param(), error.to_string())
+            }),
+        PromptInput::Text(text) => Ok(ChatTokens {
+            tokens: builder.completion(text, segments),
+            answers: 0,
+        }),
     }
 }
 

@@ -17,11 +17,9 @@ use policies::price::PriceBook;
 use policies::retry::Budget;
 
 use crate::admit::Gates;
-use crate::api::models::{self, ModelObject};
-use crate::api::{Endpoint, endpoint};
 use crate::config::Config;
 use crate::ctx::Ctx;
-use crate::error::{ApiError, ErrorKind};
+use crate::endpoint::{Endpoint, endpoint, shape};
 use crate::fleet::Fleet;
 use crate::identify::identify;
 use crate::ledger::Ledger;
@@ -34,6 +32,8 @@ use crate::tasks::{Phase, Tasks};
 use crate::turn::{self, Over};
 use crate::upstream::Upstream;
 use crate::{read, respond, route};
+use dialects::error::{ApiError, ErrorKind};
+use dialects::models::{self, ModelObject};
 
 /// How long an idle client connection is kept, seconds. Agents think for tens of seconds.
 const CLIENT_IDLE_S: u64 = 120;
@@ -116,10 +116,16 @@ impl Gateway {
     async fn serve(&self, session: &mut Session, ctx: &mut Ctx) -> Result<Over, ApiError> {
         let request = session.req_header();
         let path = request.uri.path().to_owned();
+        ctx.shape = shape(&path, &request.headers);
         match endpoint(&request.method, &path)? {
             Endpoint::Health => self.health(session, ctx).await,
             Endpoint::Models => self.models(session, ctx).await,
             Endpoint::Model(id) => self.model(session, ctx, id).await,
+            Endpoint::CountTokens => {
+                ctx.endpoint = "count_tokens";
+                let tokens = turn::count_tokens(self, session.as_downstream_mut(), ctx).await?;
+                self.answer(session, ctx, tokens).await
+            }
             Endpoint::Turn(dialect) => {
                 ctx.endpoint = dialect.as_str();
                 let budget = self.retry_budget.lock();

@@ -14,7 +14,7 @@ use pingora::ErrorType;
 use pingora::protocols::http::ServerSession;
 
 use crate::config::Limits;
-use crate::error::{ApiError, ErrorKind};
+use dialects::error::{ApiError, ErrorKind};
 
 /// A body may take this many times the longest silence: a client that sends a byte now and then
 /// is as bad as one that is silent.

@@ -10,8 +10,6 @@ use cache_index::ids::NodeId;
 use policies::price::Usage;
 use policies::retry::{Attempts, Outcome, RetryParams, Verdict, after_failure};
 
-use crate::api::{Dialect, TokenIds};
-use crate::error::{ApiError, ErrorKind};
 use crate::fleet::Node;
 use crate::ledger::Status;
 use crate::relay::{Answer, End, Flow, Heard, Refusal, Waited, failure, relay, watched};
@@ -19,6 +17,8 @@ use crate::route::{Chosen, Question, choose};
 use crate::session::Known;
 use crate::turn::Job;
 use crate::upstream::NodeRequest;
+use dialects::error::{ApiError, ErrorKind};
+use dialects::{Dialect, TokenIds};
 
 /// A failed attempt, kept until another one succeeds or the client has to hear of it.
 enum Failed {
@@ -129,7 +129,7 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
         .dispatch(&node, uncached, job.output_tokens_expected);
     let hears = hears(job, &node);
     let request = NodeRequest {
-        path: job.dialect.path(),
+        path: job.dialect.node_path(),
         request_id: &flow.ctx.request_id,
         timeout_ms: job.timeout_ms,
         body: job.body.clone(),
@@ -179,7 +179,7 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
 /// Whether this node is asked for the tokens of its answer: they are of use only where the gateway
 /// makes the next turn's prompt from messages, with the same tokenizer.
 fn hears(job: &Job<'_>, node: &Node) -> bool {
-    job.dialect == Dialect::Chat && job.prompt.exact && node.facts().token_ids
+    job.dialect != Dialect::Completions && job.prompt.exact && node.facts().token_ids
 }
 
 /// The fields about tokens in the node's body. The prompt's own are sent only where the node would

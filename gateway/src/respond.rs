@@ -1,6 +1,6 @@
 //! How does the gateway's own answer get out?
 //!
-//! JSON with its length, the request id on everything, errors in OpenAI's shape. A body that has
+//! JSON with its length, the request id on everything, errors in the client's dialect. A body that has
 //! not been read is drained for a moment after a refusal, because closing on a client that still
 //! sends makes its system throw the answer away.
 
@@ -13,7 +13,7 @@ use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
 
 use crate::ctx::Ctx;
-use crate::error::ApiError;
+use dialects::error::ApiError;
 
 /// How long a refused client may go on sending before the connection is closed on it.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ pub(crate) async fn error(
     ctx: &mut Ctx,
     error: ApiError,
 ) -> Result<()> {
-    let (status, body) = (error.kind.status(), error.body());
+    let (status, body) = (error.kind.status(), error.body(ctx.shape));
     let mut head = head(ctx, status, "application/json", Some(body.len()))?;
     if let Some(seconds) = error.retry_after_s {
         head.insert_header(RETRY_AFTER, seconds.to_string())?;

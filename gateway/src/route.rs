@@ -10,10 +10,10 @@ use cache_index::ids::NodeId;
 use policies::pick::{Decision, Params, decide};
 use policies::view::{NodeView, RequestView};
 
-use crate::error::{ApiError, ErrorKind};
 use crate::fleet::{Fleet, Node};
 use crate::prompt::Planned;
 use crate::session::{Bindings, Known, SessionId};
+use dialects::error::{ApiError, ErrorKind};
 
 /// A node and why it was chosen.
 pub(crate) struct Chosen {

@@ -18,7 +18,7 @@ use lru::LruCache;
 use policies::view::SessionKey;
 use serde_json::Value;
 
-use crate::api::PromptInput;
+use dialects::PromptInput;
 
 /// Longest session id taken; a longer one is no id but data.
 const ID_CHARS_MAX: usize = 255;
@@ -246,7 +246,7 @@ mod tests {
     //! Catches a session id trusted across tenants, and a conversation whose fingerprint changes
     //! as it grows.
     use super::*;
-    use crate::api::ChatPrompt;
+    use dialects::ChatPrompt;
     use serde_json::json;
 
     fn of(tenant: &str, header: Option<&str>, messages: Value) -> SessionId {

@@ -10,10 +10,10 @@
 use policies::price::{PriceBook, Usage};
 
 use crate::ctx::Ctx;
-use crate::error::{ApiError, ErrorKind};
 use crate::ledger::{Ledger, LedgerError, OpenEntry, Status, UsageRecord};
 use crate::metrics::Metrics;
 use crate::relay::chunk::NodeUsage;
+use dialects::error::{ApiError, ErrorKind};
 
 /// One request's account.
 pub(crate) struct Bill {

@@ -13,9 +13,7 @@ use pingora::protocols::http::ServerSession;
 use policies::price::Usage;
 
 use crate::admit::Permit;
-use crate::api::{Delivery, Dialect, TokenIds, Turn, models};
 use crate::ctx::Ctx;
-use crate::error::{ApiError, ErrorKind};
 use crate::identify::identify;
 use crate::ledger::Status;
 use crate::prompt::{Model, Planned};
@@ -28,6 +26,11 @@ use crate::store::{KeyIdentity, TenantId};
 use crate::tasks::Phase;
 use crate::upstream::X_REQUEST_TIMEOUT_MS;
 use crate::{read, recover};
+use dialects::answer::Translation;
+use dialects::error::{ApiError, ErrorKind};
+use dialects::{
+    Delivery, Dialect, Fields, NodeParams, PromptInput, TokenIds, Turn, messages, models, responses,
+};
 
 /// A turn, ready to be sent.
 pub(crate) struct Job<'a> {
@@ -70,13 +73,8 @@ pub(crate) async fn run(
     ctx.line.key_id = identity.key_id.to_string();
     choose_request_id(gateway, client, ctx, &identity.tenant.id);
     let body = read::body(client, &gateway.config.limits).await?;
-    let turn = beside_others(body.len(), || dialect.parse(&body))?;
-    let model = Arc::clone(gateway.prompts.model(&turn.model).ok_or_else(|| {
-        models::unknown(
-            &turn.model,
-            gateway.prompts.models().map(|model| &*model.id),
-        )
-    })?);
+    let Asked { turn, translation } = beside_others(body.len(), || ask(ctx, dialect, &body))?;
+    let model = Arc::clone(model(gateway, &turn.model)?);
     ctx.line.model = model.id.to_string();
     let headers = &client.req_header().headers;
     let session = session_of(
@@ -125,10 +123,76 @@ pub(crate) async fn run(
         ctx,
         job: &job,
         bill: &mut bill,
+        translation: translation.as_deref(),
         stopping: stopping.as_mut(),
     };
     let end = Box::pin(recover::run(&mut flow, first, &known)).await;
     finish(&mut flow, end)
+}
+
+/// How many tokens a Messages request has, as its client reads it.
+pub(crate) async fn count_tokens(
+    gateway: &Gateway,
+    client: &mut ServerSession,
+    ctx: &mut Ctx,
+) -> Result<String, ApiError> {
+    let identity = identify(&gateway.store, &client.req_header().headers)?;
+    ctx.line.tenant = identity.tenant.id.as_str().to_owned();
+    ctx.line.key_id = identity.key_id.to_string();
+    let body = read::body(client, &gateway.config.limits).await?;
+    beside_others(body.len(), || {
+        let (asked, chat) = messages::count_tokens(Fields::parse(&body)?)?;
+        let model = model(gateway, &asked)?;
+        ctx.line.model = model.id.to_string();
+        let salt = gateway
+            .salts
+            .of(&identity.tenant.cache_scope, &gateway.fleet);
+        let seconds = ctx.t_ms.div_euclid(1000);
+        let prompt = PromptInput::Chat(chat);
+        let tokens = gateway.prompts.count(model, &salt, &prompt, seconds)?;
+        Ok(format!(r#"{{"input_tokens":{tokens}}}"#))
+    })
+}
+
+/// The model of this name.
+fn model<'g>(gateway: &'g Gateway, asked: &str) -> Result<&'g Arc<Model>, ApiError> {
+    let models = &gateway.prompts;
+    models
+        .model(asked)
+        .ok_or_else(|| models::unknown(asked, models.models().map(|model| &*model.id)))
+}
+
+/// A request, read.
+struct Asked<'a> {
+    turn: Turn<'a>,
+    /// What turns the answer into the client's dialect.
+    translation: Option<Box<dyn Translation>>,
+}
+
+/// Reads a request in its dialect.
+fn ask<'a>(ctx: &Ctx, dialect: Dialect, body: &'a [u8]) -> Result<Asked<'a>, ApiError> {
+    let fields = Fields::parse(body)?;
+    let same = |turn| Asked {
+        turn,
+        translation: None,
+    };
+    let translated = |(turn, translation)| Asked {
+        turn,
+        translation: Some(translation),
+    };
+    match dialect {
+        Dialect::Chat => dialects::chat(fields).map(same),
+        Dialect::Completions => dialects::completions(fields).map(same),
+        Dialect::Messages => messages::parse(fields).map(translated),
+        Dialect::Responses => {
+            let request = responses::parse(fields)?;
+            let ids = responses::Ids {
+                response: format!("resp_{}", ctx.own_id.simple()),
+                created_s: ctx.t_ms.div_euclid(1000),
+            };
+            request.turn(Vec::new(), ids).map(translated)
+        }
+    }
 }
 
 /// Runs work on a body; where the body is large, without holding up the requests that share this
@@ -213,6 +277,13 @@ fn plan<'a>(
             .headers
             .get("x-homing-debug")
             .is_some_and(|value| value == "1");
+    let params = NodeParams {
+        model: &model.id,
+        is_alias: turn.model != *model.id,
+        cache_salt: &salt,
+        // Its first event tells the prompt's tokens.
+        usage_always: dialect == Dialect::Messages,
+    };
     Ok(Job {
         dialect,
         delivery: turn.delivery,
@@ -225,7 +296,7 @@ fn plan<'a>(
         choices: turn.choices,
         token_ids: turn.token_ids,
         timeout_ms: timeout_ms(client)?,
-        body: turn.node_body(&salt).into(),
+        body: turn.node_body(&params).into(),
         salt,
         debug,
         identity,

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Flow;
-use crate::api::{Dialect, PromptInput};
+use dialects::{Fields, PromptInput};
 
 /// Text and tokens kept for one answer; a longer one is relayed and not remembered.
 const BYTES_MAX: usize = 4 << 20;
@@ -145,7 +145,7 @@ impl Heard {
         }
         // The request's messages are in the node's body; a copy of their own for the time of the
         // answer would double what a request holds.
-        let Ok(turn) = Dialect::Chat.parse(&job.body) else {
+        let Ok(turn) = Fields::parse(&job.body).and_then(dialects::chat) else {
             return;
         };
         let PromptInput::Chat { .. } = &turn.prompt else {

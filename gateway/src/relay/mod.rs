@@ -27,9 +27,7 @@ use policies::retry::Outcome;
 pub(crate) use heard::Heard;
 pub(crate) use refusal::Refusal;
 
-use crate::api::{Delivery, TokenIds};
 use crate::ctx::Ctx;
-use crate::error::{ApiError, ErrorKind};
 use crate::fleet::{Failure, InFlight};
 use crate::ledger::Status;
 use crate::proxy::Gateway;
@@ -38,6 +36,9 @@ use crate::route::Chosen;
 use crate::settle::Bill;
 use crate::turn::{Job, beside_others};
 use crate::upstream::Exchange;
+use dialects::answer::{End as AnswerEnd, Translation};
+use dialects::error::{ApiError, ErrorKind};
+use dialects::{Delivery, TokenIds};
 
 /// How often a client that has closed its sending side is asked whether it still reads. Two of
 /// these are what a client that left costs a node at most, besides a round trip.
@@ -50,6 +51,8 @@ pub(crate) struct Flow<'a> {
     pub(crate) ctx: &'a mut Ctx,
     pub(crate) job: &'a Job<'a>,
     pub(crate) bill: &'a mut Bill,
+    /// What turns a node's answer into the client's dialect; none where they are the same.
+    pub(crate) translation: Option<&'a dyn Translation>,
     /// Resolves when the gateway's grace period is over.
     pub(crate) stopping: Pin<&'a mut (dyn Future<Output = ()> + Send + 'a)>,
 }
@@ -227,6 +230,14 @@ impl Flow<'_> {
         }
     }
 
+    /// What the end of the answer tells the client.
+    fn end_of(&self, usage: Usage) -> AnswerEnd {
+        AnswerEnd {
+            usage: told(usage),
+            homing: None,
+        }
+    }
+
     /// Writes the final record.
     fn settle(&mut self, status: Status, usage: Usage) -> Result<(), ApiError> {
         let Self {
@@ -290,6 +301,21 @@ impl Flow<'_> {
             .time_to_first_token
             .with_label_values(&[&self.job.model])
             .observe(seconds);
+    }
+}
+
+/// Billed tokens as a dialect tells them.
+pub(super) fn told(usage: Usage) -> dialects::answer::Usage {
+    let Usage {
+        input,
+        cached,
+        output,
+    } = usage;
+    dialects::answer::Usage {
+        input,
+        cached,
+        output,
+        reasoning: 0,
     }
 }
 

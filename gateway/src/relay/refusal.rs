@@ -1,19 +1,18 @@
 //! What does a client read when the node says no?
 //!
 //! The node's status and words, with framing of our own: also when a stream was asked for, the
-//! error is one JSON object with its length. A body in a foreign shape is put into OpenAI's.
+//! error is one JSON object with its length, in the client's dialect.
 //! Nothing is billed for it.
 
 use bytes::Bytes;
 use http::header::RETRY_AFTER;
-use serde_json::Value;
 
 use super::whole::{Body, read, stopping};
 use super::{Answer, End, Flow};
-use crate::error::{ApiError, ErrorKind};
 use crate::ledger::Status;
 use crate::respond;
 use crate::route::Chosen;
+use dialects::error::{ApiError, ErrorKind, reshape};
 use policies::price::Usage;
 use policies::retry::Outcome;
 
@@ -93,70 +92,12 @@ impl Refusal {
     }
 
     async fn write(self, flow: &mut Flow<'_>) -> pingora::Result<()> {
-        let body = shaped(self.status, self.body);
+        let body: Bytes = reshape(flow.ctx.shape, self.status, &self.body).into();
         let mut head = respond::head(flow.ctx, self.status, "application/json", Some(body.len()))?;
         flow.explain(&mut head, &self.chosen)?;
         if let Some(retry_after) = self.retry_after {
             head.insert_header(RETRY_AFTER, retry_after)?;
         }
         respond::whole(flow.client, head, body).await
-    }
-}
-
-/// The body in OpenAI's shape: as it is, if it has that shape already.
-fn shaped(status: u16, body: Bytes) -> Bytes {
-    let value: Option<Value> = serde_json::from_slice(&body).ok();
-    if value
-        .as_ref()
-        .is_some_and(|value| value["error"].is_object())
-    {
-        return body;
-    }
-    // vLLM's older shape, and FastAPI's.
-    let told = value.as_ref().and_then(|value| {
-        ["message", "detail", "error"]
-            .into_iter()
-            .find_map(|name| value[name].as_str())
-    });
-    let message = match told {
-        Some(told) => told.to_owned(),
-        None => format!("The node answered with status {status} and no explanation."),
-    };
-    let kind = if status < 500 {
-        "invalid_request_error"
-    } else {
-        "server_error"
-    };
-    let error = serde_json::json!({
-        "error": { "message": message, "type": kind, "param": null, "code": null }
-    });
-    error.to_string().into()
-}
-
-#[cfg(test)]
-mod tests {
-    //! Catches an error body that an OpenAI client cannot read.
-    use super::*;
-
-    #[test]
-    fn every_body_becomes_an_error_object() {
-        for (body, message) in [
-            (r#"{"error":{"message":"m","x":1}}"#, "m"),
-            (
-                r#"{"object":"error","message":"too long","code":400}"#,
-                "too long",
-            ),
-            (r#"{"detail":"no"}"#, "no"),
-            (r#"{"error":"plain"}"#, "plain"),
-            (
-                "<html>",
-                "The node answered with status 400 and no explanation.",
-            ),
-            ("", "The node answered with status 400 and no explanation."),
-        ] {
-            let shaped = shaped(400, Bytes::from_static(body.as_bytes()));
-            let value: Value = serde_json::from_slice(&shaped).expect("JSON");
-            assert_eq!(value["error"]["message"], message, "{body}");
-        }
     }
 }

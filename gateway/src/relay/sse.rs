@@ -8,6 +8,7 @@
 //!
 //! Left out: lines that end with a lone CR (no engine writes them).
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -108,6 +109,17 @@ impl Event {
                 Some(begin..begin + data.len())
             }
             _ => None,
+        }
+    }
+
+    /// Its data, joined from several lines if need be.
+    pub(crate) fn json(&self) -> Cow<'_, [u8]> {
+        match self.data() {
+            Some(range) => Cow::Borrowed(&self.bytes[range]),
+            None => {
+                let lines = self.bytes.split(|byte| *byte == b'\n').filter_map(data_of);
+                Cow::Owned(lines.collect::<Vec<_>>().join(&b'\n'))
+            }
         }
     }
 

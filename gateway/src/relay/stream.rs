@@ -18,11 +18,12 @@ use policies::retry::Outcome;
 use super::chunk::ChunkFacts;
 use super::sse::{Event, EventKind, Scanner};
 use super::whole::stopping;
-use super::{Answer, End, Flow, Waited, failure, watched};
-use crate::api::Delivery;
-use crate::error::{ApiError, ErrorKind};
+use super::{Answer, End, Flow, Waited, failure, told, watched};
 use crate::ledger::Status;
 use crate::upstream::outcome;
+use dialects::Delivery;
+use dialects::answer::{Malformed, Translation};
+use dialects::error::{ApiError, ErrorKind};
 
 /// How long the end of a finished answer's framing is awaited to keep the connection.
 const FRAMING_END: Duration = Duration::from_millis(50);
@@ -44,6 +45,10 @@ struct Stream<'s, 'a> {
     held: Option<BytesMut>,
     /// The node said in an event that it failed.
     failed: bool,
+    /// What it said.
+    node_error: Option<ApiError>,
+    /// What turns chunks into the client's events; none where the client reads the node's own.
+    translation: Option<Box<dyn Translation>>,
 }
 
 /// What a batch of events came to.
@@ -55,6 +60,11 @@ struct Batch {
 }
 
 pub(super) async fn run(flow: &mut Flow<'_>, answer: Answer) -> End {
+    let translation = flow.translation.map(|translation| {
+        let mut translation = translation.fresh();
+        translation.begin(told(flow.estimated(&answer, 0)));
+        translation
+    });
     let stream = Stream {
         flow,
         answer,
@@ -65,6 +75,8 @@ pub(super) async fn run(flow: &mut Flow<'_>, answer: Answer) -> End {
         head_sent: false,
         held: None,
         failed: false,
+        node_error: None,
+        translation,
     };
     Box::pin(stream.run()).await
 }
@@ -80,7 +92,12 @@ impl Stream<'_, '_> {
                     if let Err(error) = self.scanner.push(chunk, &mut events) {
                         return self.broken(Outcome::BadAnswer, error.to_string()).await;
                     }
-                    let batch = self.sort(&mut events);
+                    let batch = match self.sort(&mut events) {
+                        Ok(batch) => batch,
+                        Err(error) => {
+                            return self.broken(Outcome::BadAnswer, error.to_string()).await;
+                        }
+                    };
                     if self.failed && !self.head_sent {
                         let cause = "the node's first event was an error".to_owned();
                         return End::Retry(Outcome::BadAnswer, cause);
@@ -107,7 +124,7 @@ impl Stream<'_, '_> {
     }
 
     /// Sorts events into what goes on now and what waits for the record.
-    fn sort(&mut self, events: &mut Vec<Event>) -> Batch {
+    fn sort(&mut self, events: &mut Vec<Event>) -> Result<Batch, Malformed> {
         let (mut now, mut more) = (Bytes::new(), BytesMut::new());
         let (before, mut done) = (self.tokens, false);
         for mut event in events.drain(..) {
@@ -125,21 +142,32 @@ impl Stream<'_, '_> {
                     self.tokens += facts.tokens;
                     self.finished += facts.finished;
                     self.failed |= facts.failed;
-                    hidden = self.listen(&mut event, &facts);
+                    if self.translation.is_some() {
+                        self.translate(&mut event, &facts)?;
+                    } else {
+                        hidden = self.listen(&mut event, &facts);
+                    }
                     if let Some(usage) = facts.usage {
                         self.usage = Some(usage.into());
                         let all_finished = self.finished >= self.flow.job.choices;
                         if facts.no_choices || (facts.finished > 0 && all_finished) {
                             self.held.get_or_insert_default();
                         }
-                        hidden |=
-                            facts.no_choices && self.flow.job.delivery != Delivery::StreamWithUsage;
+                        hidden |= self.translation.is_none()
+                            && facts.no_choices
+                            && self.flow.job.delivery != Delivery::StreamWithUsage;
                     }
                 }
                 EventKind::Comment | EventKind::Opaque => {}
             }
+            let is_translated = self.translation.is_some();
+            if is_translated && !matches!(event.kind, EventKind::Chunk(_) | EventKind::Comment) {
+                // The dialect has a terminator of its own, and nothing else of the node's.
+                hidden = true;
+            }
             match &mut self.held {
                 _ if hidden => {}
+                Some(_) if is_translated => more.extend_from_slice(&event.bytes),
                 Some(held) => held.extend_from_slice(&event.bytes),
                 None if now.is_empty() => now = event.bytes,
                 None => {
@@ -153,10 +181,31 @@ impl Stream<'_, '_> {
         if self.tokens > before {
             self.count(self.tokens - before);
         }
-        Batch {
+        Ok(Batch {
             now: if more.is_empty() { now } else { more.freeze() },
             done,
+        })
+    }
+
+    /// Puts the client's events in the place of a chunk.
+    fn translate(&mut self, event: &mut Event, facts: &ChunkFacts) -> Result<(), Malformed> {
+        let Some(translation) = &mut self.translation else {
+            return Ok(());
+        };
+        let mut out = Vec::new();
+        let json = event.json();
+        if facts.failed {
+            // The dialect's own error event ends the stream, with what the node said.
+            self.node_error = Some(told_by_node(&json));
+        } else {
+            if let Some(heard) = &mut self.answer.heard {
+                heard.hear(&json);
+            }
+            translation.chunk(&json, &mut out)?;
         }
+        drop(json);
+        event.bytes = out.into();
+        Ok(())
     }
 
     /// Keeps what a chunk says by which tokens, and takes tokens out that the client did not ask
@@ -229,9 +278,14 @@ impl Stream<'_, '_> {
             let cause = error.cause.clone().unwrap_or_default();
             return self.tell(error, cause).await;
         }
+        if let Some(error) = self.node_error.take() {
+            return self
+                .tell(error, "the node ended the stream with an error".to_owned())
+                .await;
+        }
         self.flow.learn(&self.answer, self.usage);
         self.answer.load = None;
-        let held = self.held.take().unwrap_or_default().freeze();
+        let held = self.last_words(usage);
         let written = self.write(held).await;
         let written = match written {
             Ok(()) => {
@@ -259,10 +313,23 @@ impl Stream<'_, '_> {
         }
     }
 
+    /// What the client reads once the record is written.
+    fn last_words(&mut self, usage: Usage) -> Bytes {
+        let Some(translation) = &mut self.translation else {
+            return self.held.take().unwrap_or_default().freeze();
+        };
+        let mut out = Vec::new();
+        translation.end(&self.flow.end_of(usage), &mut out);
+        out.into()
+    }
+
     /// The body ended in an orderly way without a terminator.
     async fn ended(mut self) -> End {
         let last: Option<Event> = self.scanner.finish();
-        let batch = self.sort(&mut last.into_iter().collect());
+        let batch = match self.sort(&mut last.into_iter().collect()) {
+            Ok(batch) => batch,
+            Err(error) => return self.broken(Outcome::BadAnswer, error.to_string()).await,
+        };
         if self.write(batch.now).await.is_err() {
             return self.cancelled();
         }
@@ -291,9 +358,11 @@ impl Stream<'_, '_> {
             // deadline, or a form that could not be kept. A second event would invite a retry.
             let usage = self.so_far();
             self.flow.settle_quietly(Status::Cut, usage);
-            return self
-                .close("the node ended the stream with an error".to_owned())
-                .await;
+            let cause = "the node ended the stream with an error".to_owned();
+            return match self.node_error.take() {
+                Some(error) => self.tell(error, cause).await,
+                None => self.close(cause).await,
+            };
         }
         if let Some(why) = failure(Outcome::AfterFirstByte) {
             self.flow
@@ -324,7 +393,15 @@ impl Stream<'_, '_> {
         if !self.head_sent {
             return End::Refused(error);
         }
-        let event = format!("data: {}\n\n", error.body());
+        let so_far = self.so_far();
+        let event = match &mut self.translation {
+            None => format!("data: {}\n\n", error.body(self.flow.ctx.shape)).into_bytes(),
+            Some(translation) => {
+                let mut out = Vec::new();
+                translation.fail(&error, told(so_far), &mut out);
+                out
+            }
+        };
         // The record is written; a client that is gone as well changes nothing.
         let _ = self.write(event.into()).await;
         self.close(cause).await
@@ -346,4 +423,20 @@ impl Stream<'_, '_> {
         self.flow.settle_quietly(Status::Cancelled, usage);
         End::ClientGone
     }
+}
+
+/// A node's error in its stream, to be told in another dialect.
+fn told_by_node(json: &[u8]) -> ApiError {
+    let value: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
+    let error = &value["error"];
+    let message = error["message"].as_str().or_else(|| error.as_str());
+    let kind = match (error["code"].as_str(), error["type"].as_str()) {
+        (Some("request_timeout"), _) => ErrorKind::ClientTimeout,
+        (_, Some("invalid_request_error")) => ErrorKind::InvalidValue,
+        _ => ErrorKind::NodeFailed,
+    };
+    ApiError::new(
+        kind,
+        message.unwrap_or("The node failed and did not say why."),
+    )
 }

@@ -9,10 +9,10 @@ use policies::retry::Outcome;
 
 use super::chunk::usage_of_whole;
 use super::{Answer, End, Flow, Waited, watched};
-use crate::error::{ApiError, ErrorKind};
 use crate::ledger::Status;
 use crate::respond;
 use crate::upstream::outcome;
+use dialects::error::{ApiError, ErrorKind};
 
 /// Largest answer: far above any model's context in bytes, far below what hurts.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -71,6 +71,13 @@ pub(super) async fn run(flow: &mut Flow<'_>, mut answer: Answer) -> End {
     }
     let reported = usage_of_whole(&body).map(Usage::from);
     let usage = reported.unwrap_or_else(|| flow.estimated(&answer, 0));
+    if let Some(translation) = flow.translation {
+        let mut translation = translation.fresh();
+        match translation.whole(&body, &flow.end_of(usage)) {
+            Ok(translated) => body = translated.into(),
+            Err(error) => return End::Retry(Outcome::BadAnswer, error.to_string()),
+        }
+    }
     flow.ctx.line.ttft_ms = Some(flow.ctx.elapsed_ms());
     if let Err(error) = flow.settle(Status::Complete, usage) {
         return End::Refused(error);

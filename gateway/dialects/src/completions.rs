@@ -6,9 +6,9 @@
 
 use serde::Deserialize;
 
-use super::fields::Fields;
-use super::{Common, PromptInput, Turn, check, common};
+use super::{Common, PromptInput, Turn, TurnBody, check, common};
 use crate::error::ApiError;
+use crate::fields::Fields;
 
 /// The two spellings of one prompt.
 #[derive(Deserialize)]
@@ -50,6 +50,6 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
         output_tokens_max,
         choices,
         token_ids,
-        fields,
+        body: TurnBody::Same(fields),
     })
 }

@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{Delivery, Dialect, only_gateways_say};
+use super::{Delivery, Dialect};
+use crate::turn::only_gateways_say;
 
 const FIELDS: &[&str] = &[
     "model",
@@ -97,17 +98,20 @@ fn request_bodies() {
         .for_each(|bytes: &[u8]| {
             let body = body(bytes);
             for dialect in [Dialect::Chat, Dialect::Completions] {
-                let turn = match dialect.parse(&body) {
+                let turn = match super::tests::parse(dialect, &body) {
                     Ok(turn) => turn,
                     Err(error) => {
                         assert_eq!(error.kind.status(), 400, "{error}");
-                        assert!(serde_json::from_str::<Value>(&error.body()).is_ok());
+                        assert!(
+                            serde_json::from_str::<Value>(&error.body(crate::error::Shape::OpenAi))
+                                .is_ok()
+                        );
                         continue;
                     }
                 };
                 // Unknown fields travel as they are, numbers that no `f64` holds included.
                 let sent: HashMap<String, Box<RawValue>> =
-                    serde_json::from_slice(&turn.node_body("ours")).expect("an object");
+                    serde_json::from_slice(&turn.node_body(&PARAMS)).expect("an object");
                 let text = |name: &str| sent.get(name).map(|value| value.get());
                 assert_eq!(text("cache_salt"), Some("\"ours\""));
                 if turn.delivery != Delivery::Whole {
@@ -121,3 +125,10 @@ fn request_bodies() {
             }
         });
 }
+
+const PARAMS: crate::NodeParams<'_> = crate::NodeParams {
+    model: "m",
+    is_alias: false,
+    cache_salt: "ours",
+    usage_always: false,
+};

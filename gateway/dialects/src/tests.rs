@@ -3,7 +3,7 @@
 use super::*;
 
 fn refused(dialect: Dialect, body: &str) -> ApiError {
-    match dialect.parse(body.as_bytes()) {
+    match parse(dialect, body.as_bytes()) {
         Ok(_) => panic!("{body} was accepted"),
         Err(error) => error,
     }
@@ -83,7 +83,7 @@ fn every_refusal_names_its_parameter() {
 fn one_prompt_has_two_spellings() {
     for spelling in [r#""say hi""#, r#"["say hi"]"#] {
         let body = format!(r#"{{"model":"m","prompt":{spelling}}}"#);
-        let turn = Dialect::Completions.parse(body.as_bytes()).expect("valid");
+        let turn = parse(Dialect::Completions, body.as_bytes()).expect("valid");
         assert!(matches!(turn.prompt, PromptInput::Text(text) if text == "say hi"));
     }
 }
@@ -91,37 +91,52 @@ fn one_prompt_has_two_spellings() {
 #[test]
 fn the_node_gets_our_salt_and_no_forged_references() {
     let body = r#"{"model":"m","messages":[{"role":"user","content":"x"}],"cache_salt":"theirs","kv_transfer_params":{"a":1},"bootstrap_room":7,"prompt_token_ids":[1],"stream":true,"metadata":{"k":1.0}}"#;
-    let turn = Dialect::Chat.parse(body.as_bytes()).expect("valid");
+    let turn = parse(Dialect::Chat, body.as_bytes()).expect("valid");
     assert_eq!(turn.delivery, Delivery::Stream);
-    let sent = String::from_utf8(turn.node_body("abc")).expect("UTF-8");
+    let sent = String::from_utf8(turn.node_body(&PARAMS)).expect("UTF-8");
     assert_eq!(
         sent,
         r#"{"model":"m","messages":[{"role":"user","content":"x"}],"stream":true,"metadata":{"k":1.0},"cache_salt":"abc","stream_options":{"include_usage":true}}"#
     );
 }
 
+const PARAMS: crate::NodeParams<'_> = crate::NodeParams {
+    model: "m",
+    is_alias: false,
+    cache_salt: "abc",
+    usage_always: false,
+};
+
+pub(super) fn parse(dialect: Dialect, body: &[u8]) -> Result<Turn<'_>, ApiError> {
+    let fields = Fields::parse(body)?;
+    match dialect {
+        Dialect::Completions => completions(fields),
+        _ => chat(fields),
+    }
+}
+
 #[test]
-fn paths_and_methods() {
-    for (method, path, expected) in [
-        (Method::GET, "/health", Ok(Endpoint::Health)),
-        (Method::GET, "/v1/models", Ok(Endpoint::Models)),
-        (Method::GET, "/v1/models/a/b", Ok(Endpoint::Model("a/b"))),
+fn a_nodes_refusal_becomes_an_error_object() {
+    for (body, message) in [
+        (r#"{"error":{"message":"m","x":1}}"#, "m"),
         (
-            Method::POST,
-            "/v1/chat/completions",
-            Ok(Endpoint::Turn(Dialect::Chat)),
+            r#"{"object":"error","message":"too long","code":400}"#,
+            "too long",
         ),
+        (r#"{"detail":"no"}"#, "no"),
+        (r#"{"error":"plain"}"#, "plain"),
         (
-            Method::POST,
-            "/v1/completions/",
-            Ok(Endpoint::Turn(Dialect::Completions)),
+            "<html>",
+            "The node answered with status 400 and no explanation.",
         ),
-        (Method::GET, "/v1/chat/completions", Err(405)),
-        (Method::POST, "/v1/models", Err(405)),
-        (Method::POST, "/v2", Err(404)),
-        (Method::GET, "/", Err(404)),
+        ("", "The node answered with status 400 and no explanation."),
     ] {
-        let found = endpoint(&method, path).map_err(|error| error.kind.status());
-        assert_eq!(found, expected, "{method} {path}");
+        for shape in [error::Shape::OpenAi, error::Shape::Anthropic] {
+            let shaped = error::reshape(shape, 400, body.as_bytes());
+            let value: serde_json::Value = serde_json::from_slice(&shaped).expect("JSON");
+            assert_eq!(value["error"]["message"], message, "{body}");
+            let typed = value["type"] == "error";
+            assert_eq!(typed, shape == error::Shape::Anthropic);
+        }
     }
 }

@@ -4,9 +4,11 @@
 //! ([`ApiError::message`]) and what the log says ([`ApiError::cause`]) are two fields: the first
 //! says what to do, the second may name files and addresses.
 //!
-//! Left out: errors that a node answers; they pass through as the node wrote them.
+//! A client reads the error in its own dialect's [`Shape`]; so it does what a node refuses
+//! ([`reshape`]).
 
 use serde::Serialize;
+use serde_json::Value;
 
 /// What went wrong, as far as anyone acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,8 +159,15 @@ impl ApiError {
         }
     }
 
-    /// OpenAI's error object.
-    pub fn body(&self) -> String {
+    /// The error object in the client's dialect.
+    pub fn body(&self, shape: Shape) -> String {
+        match shape {
+            Shape::OpenAi => self.openai(),
+            Shape::Anthropic => anthropic(self.kind.status(), &self.message),
+        }
+    }
+
+    fn openai(&self) -> String {
         let row = self.kind.row();
         let envelope = Envelope {
             error: Body {
@@ -170,6 +179,74 @@ impl ApiError {
         };
         // Strings and options of strings always serialise.
         serde_json::to_string(&envelope).unwrap_or_default()
+    }
+}
+
+/// Whose error object a client reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shape {
+    /// `{"error": {"message", "type", "param", "code"}}`
+    #[default]
+    OpenAi,
+    /// `{"type": "error", "error": {"type", "message"}}`
+    Anthropic,
+}
+
+/// Anthropic's type of error for a status.
+fn anthropic_type(status: u16) -> &'static str {
+    match status {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 | 529 => "overloaded_error",
+        504 => "timeout_error",
+        400..=499 => "invalid_request_error",
+        _ => "api_error",
+    }
+}
+
+fn anthropic(status: u16, message: &str) -> String {
+    let kind = anthropic_type(status);
+    serde_json::json!({"type": "error", "error": {"type": kind, "message": message}}).to_string()
+}
+
+/// A node's refusal in the client's dialect: as it is, if it has that shape already.
+pub fn reshape(shape: Shape, status: u16, body: &[u8]) -> Vec<u8> {
+    let value: Option<Value> = serde_json::from_slice(body).ok();
+    let is_openai = value
+        .as_ref()
+        .is_some_and(|value| value["error"].is_object());
+    if is_openai && shape == Shape::OpenAi {
+        return body.to_vec();
+    }
+    // OpenAI's shape, vLLM's older one, and FastAPI's.
+    let told = value.as_ref().and_then(|value| {
+        let named = ["message", "detail", "error"].into_iter();
+        let mut plain = named.map(|name| &value[name]);
+        value["error"]["message"]
+            .as_str()
+            .or_else(|| plain.find_map(Value::as_str))
+    });
+    let message = match told {
+        Some(told) => told.to_owned(),
+        None => format!("The node answered with status {status} and no explanation."),
+    };
+    match shape {
+        Shape::Anthropic => anthropic(status, &message).into_bytes(),
+        Shape::OpenAi => {
+            let kind = if status < 500 { REQUEST } else { SERVER };
+            let error = Envelope {
+                error: Body {
+                    message: &message,
+                    r#type: kind,
+                    param: None,
+                    code: None,
+                },
+            };
+            serde_json::to_vec(&error).unwrap_or_default()
+        }
     }
 }
 

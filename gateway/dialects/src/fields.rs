@@ -15,14 +15,14 @@ use serde_json::value::RawValue;
 use crate::error::{ApiError, ErrorKind};
 
 /// The top-level fields of a request body, in the client's order.
-pub(crate) struct Fields<'a> {
+pub struct Fields<'a> {
     entries: Vec<(Cow<'a, str>, &'a RawValue)>,
     bytes: usize,
 }
 
 impl<'a> Fields<'a> {
     /// Splits a body; the error says where it stops being a JSON object in UTF-8.
-    pub(crate) fn parse(body: &'a [u8]) -> Result<Self, ApiError> {
+    pub fn parse(body: &'a [u8]) -> Result<Self, ApiError> {
         let text = std::str::from_utf8(body).map_err(|error| {
             ApiError::new(
                 ErrorKind::InvalidJson,
@@ -59,14 +59,14 @@ impl<'a> Fields<'a> {
     }
 
     /// The raw value of a field; null counts as absent.
-    pub(crate) fn get(&self, name: &str) -> Option<&'a RawValue> {
+    pub fn get(&self, name: &str) -> Option<&'a RawValue> {
         let (_, value) = self.entries.iter().find(|(key, _)| key == name)?;
         (value.get() != "null").then_some(*value)
     }
 
     /// The object again, without the fields that `dropped` names, and with `set` (name, JSON) at
     /// its end.
-    pub(crate) fn rebuild(&self, dropped: impl Fn(&str) -> bool, set: &[(&str, &str)]) -> Vec<u8> {
+    pub fn rebuild(&self, dropped: impl Fn(&str) -> bool, set: &[(&str, &str)]) -> Vec<u8> {
         let added: usize = set
             .iter()
             .map(|(name, json)| name.len() + json.len() + 4)

@@ -5,8 +5,8 @@
 
 use serde_json::value::RawValue;
 
-use super::fields::Fields;
 use crate::error::{ApiError, ErrorKind};
+use crate::fields::Fields;
 
 /// Longest excerpt of a client's value that an error repeats.
 const SHOWN_CHARS_MAX: usize = 64;

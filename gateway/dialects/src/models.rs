@@ -8,23 +8,23 @@ use crate::error::{ApiError, ErrorKind};
 
 /// One model as OpenAI lists it, plus its context length where a node has told.
 #[derive(Serialize)]
-pub(crate) struct ModelObject<'a> {
+pub struct ModelObject<'a> {
     /// The id to put into requests.
-    pub(crate) id: &'a str,
+    pub id: &'a str,
     /// Always `model`.
-    pub(crate) object: &'static str,
+    pub object: &'static str,
     /// OpenAI's clients demand a time; a model file has none that means anything.
-    pub(crate) created: u64,
+    pub created: u64,
     /// Who runs it.
-    pub(crate) owned_by: &'static str,
+    pub owned_by: &'static str,
     /// Most tokens of prompt and answer together.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) max_model_len: Option<u64>,
+    pub max_model_len: Option<u64>,
 }
 
 impl<'a> ModelObject<'a> {
     /// A model with its context length.
-    pub(crate) fn new(id: &'a str, max_model_len: Option<u64>) -> Self {
+    pub fn new(id: &'a str, max_model_len: Option<u64>) -> Self {
         Self {
             id,
             object: "model",
@@ -36,7 +36,7 @@ impl<'a> ModelObject<'a> {
 }
 
 /// The list's body.
-pub(crate) fn list(models: &[ModelObject<'_>]) -> String {
+pub fn list(models: &[ModelObject<'_>]) -> String {
     #[derive(Serialize)]
     struct List<'a> {
         object: &'static str,
@@ -51,7 +51,7 @@ pub(crate) fn list(models: &[ModelObject<'_>]) -> String {
 }
 
 /// The answer to a model that is not served: it names the ones that are.
-pub(crate) fn unknown<'a>(asked: &str, served: impl Iterator<Item = &'a str>) -> ApiError {
+pub fn unknown<'a>(asked: &str, served: impl Iterator<Item = &'a str>) -> ApiError {
     /// More names than this help nobody in an error message.
     const NAMES_MAX: usize = 20;
     let names: Vec<_> = served.take(NAMES_MAX).map(|id| format!("'{id}'")).collect();

@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use super::check::{self, Kind};
-use super::fields::Fields;
-use super::{ChatPrompt, Common, PromptInput, Turn, common};
+use super::{ChatPrompt, Common, PromptInput, Turn, TurnBody, common};
 use crate::error::ApiError;
+use crate::fields::Fields;
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
     let Common {
@@ -40,7 +40,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
         output_tokens_max,
         choices,
         token_ids,
-        fields,
+        body: TurnBody::Same(fields),
     })
 }
 
