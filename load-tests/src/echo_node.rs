@@ -4,24 +4,19 @@
 //! as a stream, and reports a usage. It computes nothing, so what a proxy costs shows. It answers
 //! `/health` and `/v1/models` as a node must. It holds no cache and says so (`cached_tokens` 0).
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::stream;
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, StreamBody};
-use hyper::body::{Frame, Incoming};
-use hyper::service::service_fn;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::error::LoadError;
+use crate::node_http::{self, Body, error, full, json_response};
 
 /// A common chars-per-token guess, only so that the reported usage grows with the prompt.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -46,8 +41,6 @@ pub struct Args {
     pub exit_with_stdin: bool,
 }
 
-type Body = UnsyncBoxBody<Bytes, Infallible>;
-
 /// A listening node.
 pub struct EchoNode {
     listener: TcpListener,
@@ -57,41 +50,24 @@ pub struct EchoNode {
 impl EchoNode {
     /// Takes the port.
     pub async fn bind(args: &Args) -> Result<Self, LoadError> {
-        let listener = TcpListener::bind(args.listen)
-            .await
-            .map_err(LoadError::system("listening"))?;
         Ok(Self {
-            listener,
+            listener: node_http::listen(args.listen).await?,
             args: Arc::new(args.clone()),
         })
     }
 
     /// Where it listens.
     pub fn address(&self) -> Result<SocketAddr, LoadError> {
-        self.listener
-            .local_addr()
-            .map_err(LoadError::system("asking for the port"))
+        node_http::address(&self.listener)
     }
 
     /// Serves until dropped.
     pub async fn serve(self) -> Result<(), LoadError> {
-        loop {
-            let (stream, _) = self
-                .listener
-                .accept()
-                .await
-                .map_err(LoadError::system("accepting"))?;
-            // Small writes must leave at once: a delayed chunk would be blamed on the proxy.
-            let _ = stream.set_nodelay(true);
-            let args = Arc::clone(&self.args);
-            tokio::spawn(async move {
-                let service = service_fn(move |request| answer(Arc::clone(&args), request));
-                // A client that goes away ends its connection with an error; nothing to do.
-                let _ = hyper::server::conn::http1::Builder::new()
-                    .serve_connection(TokioIo::new(stream), service)
-                    .await;
-            });
-        }
+        let args = self.args;
+        node_http::serve(self.listener, move |request| {
+            answer(Arc::clone(&args), request)
+        })
+        .await
     }
 }
 
@@ -111,16 +87,16 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-async fn answer(args: Arc<Args>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+async fn answer(args: Arc<Args>, request: Request<Incoming>) -> Response<Body> {
     let path = request.uri().path().to_owned();
-    Ok(match (request.method(), path.as_str()) {
+    match (request.method(), path.as_str()) {
         (&Method::GET, "/health") => json_response(StatusCode::OK, &json!({"status": "ok"})),
         (&Method::GET, "/metrics") => Response::new(full("")),
         (&Method::GET, "/v1/models") => json_response(StatusCode::OK, &models(&args.model)),
         (&Method::POST, "/v1/chat/completions") => complete(&args, request, Form::Chat).await,
         (&Method::POST, "/v1/completions") => complete(&args, request, Form::Text).await,
-        _ => json_response(StatusCode::NOT_FOUND, &error("no such path")),
-    })
+        _ => json_response(StatusCode::NOT_FOUND, &error("no such path", None)),
+    }
 }
 
 fn models(id: &str) -> Value {
@@ -139,11 +115,15 @@ async fn complete(args: &Args, request: Request<Incoming>, form: Form) -> Respon
     let id = request.headers().get("x-request-id").cloned();
     let body = match request.into_body().collect().await {
         Ok(body) => body.to_bytes(),
-        Err(cause) => return json_response(StatusCode::BAD_REQUEST, &error(&cause.to_string())),
+        Err(cause) => {
+            return json_response(StatusCode::BAD_REQUEST, &error(&cause.to_string(), None));
+        }
     };
     let asked: Asked = match serde_json::from_slice(&body) {
         Ok(asked) => asked,
-        Err(cause) => return json_response(StatusCode::BAD_REQUEST, &error(&cause.to_string())),
+        Err(cause) => {
+            return json_response(StatusCode::BAD_REQUEST, &error(&cause.to_string(), None));
+        }
     };
     let tokens = asked.max_tokens.unwrap_or(args.tokens).min(args.tokens);
     let prompt_tokens = match &asked.prompt_token_ids {
@@ -203,37 +183,5 @@ fn streamed(args: &Args, form: Form, tokens: usize, usage: Option<Value>) -> Res
     events.push(chunk(choice("", Some("length")), &Value::Null));
     events.extend(usage.map(|usage| chunk(json!([]), &usage)));
     events.push("data: [DONE]\n\n".into());
-    let pause = Duration::from_millis(args.token_ms);
-    let frames = stream::unfold(events.into_iter(), move |mut events| async move {
-        let event = events.next()?;
-        if !pause.is_zero() {
-            tokio::time::sleep(pause).await;
-        }
-        Some((Ok::<_, Infallible>(Frame::data(Bytes::from(event))), events))
-    });
-    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
-    let kind = hyper::header::HeaderValue::from_static("text/event-stream");
-    response
-        .headers_mut()
-        .insert(hyper::header::CONTENT_TYPE, kind);
-    response
-}
-
-fn error(message: &str) -> Value {
-    json!({"error": {"message": message, "type": "invalid_request_error",
-                     "param": null, "code": null}})
-}
-
-fn full(text: impl Into<Bytes>) -> Body {
-    Full::new(text.into()).boxed_unsync()
-}
-
-fn json_response(status: StatusCode, value: &Value) -> Response<Body> {
-    let mut response = Response::new(full(value.to_string()));
-    *response.status_mut() = status;
-    let kind = hyper::header::HeaderValue::from_static("application/json");
-    response
-        .headers_mut()
-        .insert(hyper::header::CONTENT_TYPE, kind);
-    response
+    node_http::events(events, Duration::from_millis(args.token_ms))
 }

@@ -2,7 +2,8 @@
 //!
 //! In reading order: [`http`] and [`sse`] speak to a server, [`chat`] is one turn and its times,
 //! [`workload`] invents the conversations, [`agent`] runs them in open loop, [`measure`] and
-//! [`report`] say what came out. [`echo_node`] is a scripted node to stand behind a proxy,
+//! [`report`] say what came out. [`echo_node`] is a node that computes nothing to stand behind a proxy, [`scripted_node`] one that
+//! uses tools, both on `node_http`,
 //! [`http_bench`], [`gateway_bench`], [`engine_bench`], [`fairness_bench`] and [`constrain_bench`]
 //! are the figures of docs/MEASUREMENTS.md, [`answers`] says how many tokens of answers a next turn
 //! would lose, [`soak`] asks for everything at once, [`process`] starts and watches the programs that they compare.
@@ -19,8 +20,10 @@ pub mod gateway_bench;
 pub mod http;
 pub mod http_bench;
 pub mod measure;
+mod node_http;
 pub mod process;
 pub mod report;
+pub mod scripted_node;
 pub mod soak;
 pub mod sse;
 pub mod workload;

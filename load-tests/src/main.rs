@@ -13,7 +13,7 @@ use load_tests::error::LoadError;
 use load_tests::report::Report;
 use load_tests::{
     agent, answers, constrain_bench, echo_node, engine_bench, fairness_bench, gateway_bench,
-    http_bench, soak,
+    http_bench, scripted_node, soak,
 };
 use serde::Serialize;
 
@@ -50,9 +50,12 @@ enum Tool {
     /// Our gateway beside nginx
     #[command(hide = true)]
     GatewayBench(gateway_bench::Args),
-    /// A scripted node that computes nothing
+    /// A node that computes nothing
     #[command(hide = true)]
     EchoNode(echo_node::Args),
+    /// A node that computes nothing and uses tools as agents expect
+    #[command(hide = true)]
+    ScriptedNode(scripted_node::Args),
 }
 
 fn main() -> ExitCode {
@@ -135,14 +138,27 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
         Tool::EchoNode(args) => {
             let node = echo_node::EchoNode::bind(&args).await?;
             println!("http://{}", node.address()?);
-            if !args.exit_with_stdin {
-                return node.serve().await;
-            }
-            tokio::select! {
-                done = node.serve() => done,
-                () = stdin_ends() => Ok(()),
-            }
+            until_stdin_ends(node.serve(), args.exit_with_stdin).await
         }
+        Tool::ScriptedNode(args) => {
+            let node = scripted_node::ScriptedNode::bind(&args).await?;
+            println!("http://{}", node.address()?);
+            until_stdin_ends(node.serve(), args.exit_with_stdin).await
+        }
+    }
+}
+
+/// Serves, and no longer than stdin is open where that is wanted.
+async fn until_stdin_ends(
+    serve: impl Future<Output = Result<(), LoadError>>,
+    is_wanted: bool,
+) -> Result<(), LoadError> {
+    if !is_wanted {
+        return serve.await;
+    }
+    tokio::select! {
+        done = serve => done,
+        () = stdin_ends() => Ok(()),
     }
 }
 

@@ -1,0 +1,90 @@
+"""OpenAI's agents SDK: it runs the loop of calls itself, over Chat Completions and Responses."""
+
+import asyncio
+import sys
+from typing import Annotated, Literal
+
+import agents
+import openai
+from pydantic import Field
+
+import common
+
+# Traces would go to a server of OpenAI's.
+agents.set_tracing_disabled(True)
+client = openai.AsyncOpenAI(
+    base_url=common.BASE_URL, api_key=common.API_KEY, max_retries=0, timeout=common.TIMEOUT_S
+)
+called = []
+
+
+@agents.function_tool(name_override=common.TOOL, description_override=common.DESCRIPTION)
+def forecast(
+    city: Literal["Paris", "Oslo", "Rome"], days: Annotated[int, Field(ge=1, le=7)]
+) -> str:
+    called.append({"city": city, "days": days})
+    return common.RESULT
+
+
+async def conversation(model, streamed):
+    # The agent's own rule: once a tool was used, its `tool_choice` is reset to let the model answer.
+    # A small model needs to be told `none`, so the loop is left after the call and entered again.
+    def agent(choice):
+        settings = agents.ModelSettings(
+            max_tokens=common.MAX_TOKENS,
+            tool_choice=choice if common.FORCED else None,
+            include_usage=True,
+        )
+        stop = "stop_on_first_tool" if common.FORCED and choice != "none" else "run_llm_again"
+        return agents.Agent(
+            name="assistant",
+            instructions=instructions,
+            model=model,
+            tools=[forecast],
+            model_settings=settings,
+            tool_use_behavior=stop,
+        )
+
+    async def run(choice, items):
+        if streamed:
+            result = agents.Runner.run_streamed(agent(choice), items)
+            async for _ in result.stream_events():
+                pass
+        else:
+            result = await agents.Runner.run(agent(choice), items)
+        for response in result.raw_responses:
+            usage = response.usage
+            cached = usage.input_tokens_details.cached_tokens
+            turns.add(usage.input_tokens, cached, usage.output_tokens)
+        assert result.final_output, result
+        return result.to_input_list()
+
+    instructions, turns = common.system(), common.Turns()
+    called.clear()
+    items = await run(common.TOOL, [{"role": "user", "content": common.QUESTION}])
+    assert called, items
+    for arguments in called:
+        common.valid(arguments)
+    if common.FORCED:
+        items = await run("none", items)
+    items.append({"role": "user", "content": common.THANKS})
+    await run("none", items)
+    return turns
+
+
+def check(model, streamed):
+    return lambda: asyncio.run(conversation(model(common.MODEL, openai_client=client), streamed))
+
+
+sys.exit(
+    common.run(
+        "openai-agents",
+        "openai-agents",
+        [
+            ("chat, whole", check(agents.OpenAIChatCompletionsModel, False)),
+            ("chat, streamed", check(agents.OpenAIChatCompletionsModel, True)),
+            ("responses, whole", check(agents.OpenAIResponsesModel, False)),
+            ("responses, streamed", check(agents.OpenAIResponsesModel, True)),
+        ],
+    )
+)

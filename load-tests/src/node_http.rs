@@ -1,0 +1,106 @@
+//! What does every scripted node need of HTTP?
+//!
+//! One listener that serves each connection on a task of its own, bodies that are whole or a stream
+//! of server-sent events, JSON answers. What a node answers is its own file's business.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::error::LoadError;
+
+/// A node's answer, whole or streamed.
+pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Takes the port.
+pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, LoadError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(LoadError::system("listening"))
+}
+
+/// Where it listens.
+pub(crate) fn address(listener: &TcpListener) -> Result<SocketAddr, LoadError> {
+    listener
+        .local_addr()
+        .map_err(LoadError::system("asking for the port"))
+}
+
+/// Serves until dropped.
+pub(crate) async fn serve<F, A>(listener: TcpListener, answer: F) -> Result<(), LoadError>
+where
+    F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
+    A: Future<Output = Response<Body>> + Send,
+{
+    loop {
+        let (stream, _) = listener
+            .accept()
+            .await
+            .map_err(LoadError::system("accepting"))?;
+        // Small writes must leave at once: a delayed chunk would be blamed on the proxy.
+        let _ = stream.set_nodelay(true);
+        let answer = answer.clone();
+        tokio::spawn(async move {
+            let service = service_fn(move |request| {
+                let answer = answer.clone();
+                async move { Ok::<_, Infallible>(answer(request).await) }
+            });
+            // A client that goes away ends its connection with an error; nothing to do.
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+        });
+    }
+}
+
+/// The events of a stream, each written by itself, `pause` before each.
+pub(crate) fn events(events: Vec<String>, pause: Duration) -> Response<Body> {
+    let frames = stream::unfold(events.into_iter(), move |mut events| async move {
+        let event = events.next()?;
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
+        Some((Ok::<_, Infallible>(Frame::data(Bytes::from(event))), events))
+    });
+    typed(
+        StatusCode::OK,
+        StreamBody::new(frames).boxed_unsync(),
+        "text/event-stream",
+    )
+}
+
+/// A JSON answer.
+pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response<Body> {
+    typed(status, full(value.to_string()), "application/json")
+}
+
+/// OpenAI's form of an error.
+pub(crate) fn error(message: &str, code: Option<&str>) -> Value {
+    json!({"error": {"message": message, "type": "invalid_request_error",
+                     "param": null, "code": code}})
+}
+
+/// A whole body.
+pub(crate) fn full(text: impl Into<Bytes>) -> Body {
+    Full::new(text.into()).boxed_unsync()
+}
+
+fn typed(status: StatusCode, body: Body, kind: &'static str) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let kind = HeaderValue::from_static(kind);
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}
