@@ -10,6 +10,7 @@ pub mod error;
 pub mod messages;
 pub mod models;
 pub mod responses;
+pub mod session;
 pub mod turn;
 
 mod chat;
