@@ -39,6 +39,7 @@ pub(crate) fn build(
         vocabulary,
         grammars: Vec::new(),
         worst: Some(0),
+        written_out: 0,
     };
     let mut first = builder.answer(spec)?;
     if let Some(reasoning) = reasoning {
@@ -61,6 +62,8 @@ struct Builder<'a> {
     /// Those that the first one refers to.
     grammars: Vec<GrammarWithLexer>,
     worst: Option<u32>,
+    /// Characters of all patterns, their repetitions written out.
+    written_out: u64,
 }
 
 impl Builder<'_> {
@@ -95,9 +98,24 @@ impl Builder<'_> {
         self.worst = self.worst.zip(worst).map(|(one, other)| one.max(other));
     }
 
+    /// Bounds the patterns of all schemas together, before anything is made of them.
+    fn bound(&mut self, written_out: u64) -> Result<(), Refused> {
+        self.written_out = self.written_out.saturating_add(written_out);
+        if self.written_out > limits::PATTERNS_MAX {
+            return Err(Refused::new(format!(
+                "its patterns have {} characters with their repetitions written out; at most {} \
+                 are taken together: make them simpler or shorter",
+                self.written_out,
+                limits::PATTERNS_MAX
+            )));
+        }
+        Ok(())
+    }
+
     fn json(&mut self, schema: &Value, place: &str) -> Result<GrammarWithLexer, Refused> {
         let prepared = schema::prepare(schema, place)?;
         self.note(prepared.worst);
+        self.bound(prepared.written_out)?;
         Ok(json_grammar(prepared.schema))
     }
 
@@ -152,6 +170,11 @@ impl Builder<'_> {
                 ..refused
             })?;
             self.note(arguments.worst);
+            self.bound(arguments.written_out)
+                .map_err(|refused| Refused {
+                    tool: Some(index),
+                    ..refused
+                })?;
             self.grammars
                 .push(named(&grammar, json_grammar(arguments.schema)));
         }

@@ -26,6 +26,9 @@ pub(crate) const LENGTH_MIN_MAX: u64 = 4096;
 pub(crate) const LENGTH_MAX_MAX: u64 = 100_000;
 /// Bytes of one regular expression.
 pub(crate) const REGEX_BYTES_MAX: usize = 8 * 1024;
+/// Characters of all patterns of a specification, with their repetitions written out. So many take
+/// about half a second on an idle core.
+pub(crate) const PATTERNS_MAX: u64 = 250_000;
 /// Tools that may be offered at once: OpenAI's limit, and each takes one of 255 lexeme classes.
 pub(crate) const TOOLS_MAX: usize = 128;
 /// Calls in one answer where the client set no bound.

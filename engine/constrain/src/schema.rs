@@ -67,6 +67,8 @@ pub(crate) struct Prepared {
     pub(crate) schema: Value,
     /// Bytes that any text of it may still need once begun, at most; none where that is not known.
     pub(crate) worst: Option<u32>,
+    /// Characters of its patterns, their repetitions written out.
+    pub(crate) written_out: u64,
 }
 
 /// What the texts of no schema need more of: numbers, and those with a format.
@@ -80,6 +82,7 @@ pub(crate) fn prepare(schema: &Value, place: &str) -> Result<Prepared, Refused> 
         subschemas: 0,
         worst: Some(WORST),
         patterns: false,
+        written_out: 0,
         intersections: false,
     };
     let schema = pass.subschema(schema, 0)?;
@@ -87,6 +90,7 @@ pub(crate) fn prepare(schema: &Value, place: &str) -> Result<Prepared, Refused> 
     let known = !(pass.patterns && pass.intersections);
     Ok(Prepared {
         schema,
+        written_out: pass.written_out,
         worst: pass.worst.filter(|_| known),
     })
 }
@@ -123,6 +127,7 @@ struct Pass<'a> {
     subschemas: usize,
     worst: Option<u32>,
     patterns: bool,
+    written_out: u64,
     intersections: bool,
 }
 
@@ -233,6 +238,8 @@ impl Pass<'_> {
         let text = match (key, value) {
             ("pattern", Value::String(regex)) => {
                 self.patterns = true;
+                let length = worst::written_out(regex).unwrap_or(0);
+                self.written_out = self.written_out.saturating_add(length);
                 worst::of_regex(regex).map(worst::of_json_string)
             }
             ("patternProperties", Value::Object(map)) => {

@@ -20,6 +20,29 @@ pub(crate) fn of_json_string(text: u32) -> u32 {
     text.saturating_mul(2).saturating_add(8)
 }
 
+/// How long an expression is with its repetitions written out: about as many states as an automaton
+/// needs for it. None where it is no expression; the grammar library says why.
+pub(crate) fn written_out(regex: &str) -> Option<u64> {
+    let hir = Parser::new().parse(regex).ok()?;
+    Some(length(&hir))
+}
+
+fn length(hir: &Hir) -> u64 {
+    match hir.kind() {
+        HirKind::Empty | HirKind::Look(_) => 0,
+        HirKind::Class(_) => 1,
+        HirKind::Literal(literal) => literal.0.len() as u64,
+        HirKind::Capture(capture) => length(&capture.sub),
+        HirKind::Repetition(repeat) => {
+            let times = repeat.max.unwrap_or(repeat.min.saturating_add(1));
+            u64::from(times).saturating_mul(length(&repeat.sub))
+        }
+        HirKind::Alternation(parts) | HirKind::Concat(parts) => parts
+            .iter()
+            .fold(0, |sum: u64, part| sum.saturating_add(length(part))),
+    }
+}
+
 fn worst(hir: &Hir) -> Option<usize> {
     match hir.kind() {
         HirKind::Empty => Some(0),

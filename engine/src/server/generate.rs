@@ -18,6 +18,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version};
 use http_body_util::Either;
 use hyper::body::Incoming;
+use tokio::sync::Semaphore;
 
 use super::choices::Choices;
 use super::client::Client;
@@ -187,18 +188,40 @@ async fn check(
         logprobs: generation.logprobs.is_some(),
     };
     let inline = inline && !generation.is_constrained();
+    let deadline = generation.timeout.map(|timeout| asked.arrival.at + timeout);
     // Grammars take up to a second each; a few at a time leave the cores to the engine.
-    let _turn = match generation.is_constrained() {
-        true => loaded.grammars.acquire().await.ok(),
-        false => None,
-    };
+    let turns = generation
+        .is_constrained()
+        .then(|| Arc::clone(&loaded.grammars));
     let served = Arc::clone(&loaded.served);
     let prepare = move || served.prepare(generation, &asked.arrival);
-    let prepared = match inline {
-        true => prepare()?,
-        false => aside(prepare).await?,
+    let prepared = match (inline, deadline) {
+        (true, _) => prepare()?,
+        (false, None) => in_turn(turns, prepare).await?,
+        (false, Some(deadline)) => {
+            let prepared = in_turn(turns, prepare);
+            let prepared = tokio::time::timeout_at(deadline.into(), prepared).await;
+            prepared.unwrap_or_else(|_| Err(ApiError::timed_out()))?
+        }
     };
     Ok((plan, prepared))
+}
+
+/// Runs something aside once it is its turn. The turn is held until it has ended, also if nobody
+/// waits for it any more.
+async fn in_turn<T: Send + 'static>(
+    turns: Option<Arc<Semaphore>>,
+    run: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let turn = match turns {
+        Some(turns) => turns.acquire_owned().await.ok(),
+        None => None,
+    };
+    aside(move || {
+        let _turn = turn;
+        run()
+    })
+    .await
 }
 
 /// Runs something long off the threads that serve connections.

@@ -304,3 +304,22 @@ fn a_timeout_is_a_status_before_the_first_byte_and_an_event_after() {
     let last: Value = serde_json::from_str(&last).expect("JSON");
     assert_eq!(last["error"]["code"], "request_timeout");
 }
+
+/// Would catch a form whose compiling keeps a request past its own deadline.
+#[test]
+fn a_forms_compiling_counts_against_the_deadline() {
+    let options: Vec<_> = (1..600)
+        .map(|i| {
+            let name = format!("p_{i}");
+            json!({"type": "object", "required": [name.clone()], "additionalProperties": false,
+                "properties": {name: {"type": "string", "pattern": format!("^[a-z]{{{i}}}$")}}})
+        })
+        .collect();
+    let schema = json!({"anyOf": options});
+    let mut body = chat_body(json!({"max_tokens": 100, "messages": user("Go on.")}));
+    body["response_format"] =
+        json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+    body["timeout"] = json!(0.02);
+    let reply = shared().post(CHAT, &body);
+    assert_eq!(reply.error(), (408, "request_timeout".into(), None));
+}

@@ -168,6 +168,23 @@ fn exploding_schemas_are_refused_soon() {
     }
 }
 
+/// Would catch patterns that are cheap one by one and take seconds together.
+#[test]
+fn many_patterns_are_bounded_together() {
+    let options: Vec<_> = (1..1000)
+        .map(|i| {
+            let name = format!("p_{i}");
+            let pattern = format!("^[a-z]{{{i}}}$");
+            json!({"type": "object", "properties": {name.clone(): {"type": "string", "pattern": pattern}},
+                "required": [name], "additionalProperties": false})
+        })
+        .collect();
+    refused(
+        &Spec::JsonSchema(json!({"anyOf": options})),
+        "repetitions written out",
+    );
+}
+
 /// Would catch work that no limit bounds, whether the specification is taken or not.
 #[test]
 fn heavy_specifications_are_done_with_soon() {
