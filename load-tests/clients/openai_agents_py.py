@@ -12,9 +12,6 @@ import common
 
 # Traces would go to a server of OpenAI's.
 agents.set_tracing_disabled(True)
-client = openai.AsyncOpenAI(
-    base_url=common.BASE_URL, api_key=common.API_KEY, max_retries=0, timeout=common.TIMEOUT_S
-)
 called = []
 
 
@@ -73,7 +70,17 @@ async def conversation(model, streamed):
 
 
 def check(model, streamed):
-    return lambda: asyncio.run(conversation(model(common.MODEL, openai_client=client), streamed))
+    async def run():
+        # Connections belong to one event loop.
+        async with openai.AsyncOpenAI(
+            base_url=common.BASE_URL,
+            api_key=common.API_KEY,
+            max_retries=0,
+            timeout=common.TIMEOUT_S,
+        ) as client:
+            return await conversation(model(common.MODEL, openai_client=client), streamed)
+
+    return lambda: asyncio.run(run())
 
 
 sys.exit(
