@@ -9,6 +9,7 @@ pub mod answer;
 pub mod error;
 pub mod messages;
 pub mod models;
+pub mod normalise;
 pub mod responses;
 pub mod session;
 pub mod turn;

@@ -7,6 +7,7 @@
 use serde_json::{Map, Value};
 
 use crate::fields::Fields;
+use crate::normalise::Changed;
 
 /// What a request asks for.
 pub struct Turn<'a> {
@@ -30,9 +31,9 @@ pub struct Turn<'a> {
 pub enum TurnBody<'a> {
     /// The client's own bytes, in the node's dialect.
     Same(Fields<'a>),
-    /// The client's own bytes, except that the messages or tools were normalised: those are
-    /// written from [`Turn::prompt`].
-    Normalised(Fields<'a>),
+    /// The client's own bytes, except for what was normalised: that is written from
+    /// [`Turn::prompt`].
+    Normalised(Fields<'a>, Changed),
     /// Translated: parameters of a chat request, without `messages` and `tools`, which are written
     /// from [`Turn::prompt`], and without `stream`, which is written from [`Turn::delivery`].
     Chat(Map<String, Value>),
@@ -105,19 +106,27 @@ impl Turn<'_> {
         if self.delivery != Delivery::Whole {
             set.push(("stream_options", options));
         }
+        let written = match &self.body {
+            TurnBody::Same(_) => Changed::default(),
+            TurnBody::Normalised(_, changed) => *changed,
+            TurnBody::Chat(_) => Changed {
+                messages: true,
+                tools: true,
+            },
+        };
         let (messages, tools);
-        if let (TurnBody::Normalised(_) | TurnBody::Chat(_), PromptInput::Chat(chat)) =
-            (&self.body, &self.prompt)
-        {
-            messages = json(&chat.messages);
-            set.push(("messages", &messages));
-            if let Some(list) = &chat.tools {
+        if let PromptInput::Chat(chat) = &self.prompt {
+            if written.messages {
+                messages = json(&chat.messages);
+                set.push(("messages", &messages));
+            }
+            if let Some(list) = chat.tools.as_ref().filter(|_| written.tools) {
                 tools = json(list);
                 set.push(("tools", &tools));
             }
         }
         match &self.body {
-            TurnBody::Same(fields) | TurnBody::Normalised(fields) => {
+            TurnBody::Same(fields) | TurnBody::Normalised(fields, _) => {
                 if params.is_alias {
                     set.push(("model", &model));
                 }

@@ -1,0 +1,442 @@
+//! Catches a prompt whose spelling still depends on the client, one whose meaning was changed, and
+//! a turn that is written anew, or copied, for nothing.
+
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::Fields;
+use crate::turn::NodeParams;
+
+fn prompt(messages: Value, tools: Option<Value>) -> ChatPrompt {
+    let Value::Array(messages) = messages else {
+        panic!("messages are an array")
+    };
+    ChatPrompt {
+        messages,
+        tools,
+        template_kwargs: None,
+    }
+}
+
+/// One table for messages: as sent, and as they become (the same where nothing changes).
+fn check_messages(options: Options, sent: &Value, expected: &Value) {
+    let mut given = prompt(sent.clone(), None);
+    let changed = normalise(&mut given, options);
+    assert_eq!(Value::Array(given.messages.clone()), *expected, "{sent}");
+    // Values compare without the order of keys; texts do not.
+    let texts = |value: &Value| value.to_string();
+    let same = texts(sent) == texts(expected);
+    assert_eq!(changed.messages, !same, "{sent}");
+    assert!(
+        !normalise(&mut given, options).any(),
+        "once is enough: {sent}"
+    );
+}
+
+const LINE: &str =
+    "x-anthropic-billing-header: cc_version=2.1.332.31a; cc_entrypoint=cli; cch=0aaa9;";
+
+#[test]
+fn the_billing_line_goes_and_its_words_stay() {
+    let on = Options::default();
+    let user = json!({"role": "user", "content": "hi"});
+    let system = |text: &str| json!({"role": "system", "content": text});
+    for (first, expected) in [
+        (system(&format!("{LINE}You are")), Some(system("You are"))),
+        (system(&format!("{LINE}\nYou are")), Some(system("You are"))),
+        (
+            system(&format!("{LINE} a=b; You are")),
+            Some(system(" a=b; You are")),
+        ),
+        (
+            system("x-anthropic-billing-header: cc_version=1;You"),
+            Some(system("You")),
+        ),
+        (system(LINE), None),
+        (
+            json!({"role": "developer", "content": [
+                {"type": "text", "text": LINE},
+                {"type": "text", "text": "You are"},
+            ]}),
+            Some(json!({"role": "developer", "content": "You are"})),
+        ),
+        (
+            json!({"role": "system", "content": [{"type": "text", "text": LINE}]}),
+            None,
+        ),
+    ] {
+        let expected: Vec<Value> = expected.into_iter().chain([user.clone()]).collect();
+        check_messages(on, &json!([first, user]), &Value::Array(expected));
+    }
+    for untouched in [
+        json!([{"role": "user", "content": format!("{LINE}\nWhat is this?")}]),
+        json!([system("s"), {"role": "system", "content": LINE}]),
+        json!([system(&format!(" {LINE}"))]),
+        json!([system(&format!("Never print {LINE}"))]),
+        json!([system(
+            "x-anthropic-billing-header: is a line of Claude Code; explain it."
+        )]),
+        json!([system("x-anthropic-billing-header:")]),
+        json!([{"role": "assistant", "content": LINE}]),
+    ] {
+        check_messages(on, &untouched, &untouched);
+    }
+    let off = Options {
+        billing_line: false,
+        ..on
+    };
+    let kept = json!([system(&format!("{LINE}You are")), user]);
+    check_messages(off, &kept, &kept);
+}
+
+#[test]
+fn lists_of_texts_are_their_text() {
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let marked = json!({"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}});
+    let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
+    let user = |content: Value| json!([{"role": "user", "content": content}]);
+    let on = Options::default();
+    for (content, expected) in [
+        (json!("a"), json!("a")),
+        (json!([text("a")]), json!("a")),
+        (json!([text("a"), text("b\n")]), json!("ab\n")),
+        (json!([]), json!("")),
+        (json!([marked]), json!("a")),
+        (json!([text("a"), image]), json!([text("a"), image])),
+        (json!([marked, image]), json!([text("a"), image])),
+        (json!([{"type": "text"}]), json!([{"type": "text"}])),
+        (json!(null), json!(null)),
+        (json!([1]), json!([1])),
+    ] {
+        check_messages(on, &user(content), &user(expected));
+    }
+    let marks_stay = Options {
+        cache_marks: false,
+        ..on
+    };
+    let kept = user(json!([marked]));
+    check_messages(marks_stay, &kept, &kept);
+    check_messages(marks_stay, &user(json!([text("a")])), &user(json!("a")));
+    let lists_stay = Options {
+        content: false,
+        ..on
+    };
+    check_messages(
+        lists_stay,
+        &user(json!([marked])),
+        &user(json!([text("a")])),
+    );
+}
+
+#[test]
+fn marks_go_wherever_they_are() {
+    let mark = json!({"type": "ephemeral", "ttl": "1h"});
+    let explicit = json!({"mode": "explicit"});
+    let sent = json!([
+        {"cache_control": mark, "role": "system", "content": "s"},
+        {"role": "user", "content": [
+            {"type": "text", "text": "a", "prompt_cache_breakpoint": explicit},
+        ], "name": "n"},
+        {"role": "assistant", "tool_calls": [
+            {"id": "c", "cache_control": mark, "type": "function",
+             "function": {"name": "f", "arguments": "{\"cache_control\":1}"}},
+        ]},
+        {"role": "tool", "tool_call_id": "c", "content": "{\"cache_control\": 1}"},
+    ]);
+    let expected = json!([
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a", "name": "n"},
+        {"role": "assistant", "tool_calls": [
+            {"id": "c", "type": "function",
+             "function": {"name": "f", "arguments": "{\"cache_control\":1}"}},
+        ]},
+        {"role": "tool", "tool_call_id": "c", "content": "{\"cache_control\": 1}"},
+    ]);
+    check_messages(Options::default(), &sent, &expected);
+    let tool = |extra: Value, function_extra: Value| {
+        let mut tool = json!({"type": "function", "function": {"name": "f", "parameters":
+            {"type": "object", "properties": {"cache_control": {"type": "string"}}}}});
+        for (object, extra) in [("", extra), ("/function", function_extra)] {
+            let object = tool.pointer_mut(object).and_then(Value::as_object_mut);
+            object
+                .expect("an object")
+                .extend(extra.as_object().cloned().expect("an object"));
+        }
+        tool
+    };
+    let plain = tool(json!({}), json!({}));
+    for tools in [
+        json!([tool(json!({"cache_control": mark}), json!({}))]),
+        json!([tool(json!({}), json!({"cache_control": mark}))]),
+    ] {
+        let mut given = prompt(json!([]), Some(tools));
+        assert!(normalise(&mut given, Options::default()).tools);
+        assert_eq!(
+            given.tools.expect("tools").to_string(),
+            json!([plain]).to_string()
+        );
+    }
+}
+
+#[test]
+fn arguments_have_one_spelling() {
+    let on = Options::default();
+    let call = |arguments: Value| {
+        json!([{"role": "assistant", "content": null, "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}},
+        ]}])
+    };
+    for (sent, expected) in [
+        (r#"{"city":"Zürich"}"#, r#"{"city":"Zürich"}"#),
+        (r#"{"city": "Z\u00fcrich"}"#, r#"{"city":"Zürich"}"#),
+        (
+            " {\n\t\"b\" : [ 1 , 2.50 ] , \"a\" : { } }\r\n",
+            r#"{"b":[1,2.50],"a":{}}"#,
+        ),
+        (r#"{"path":"a\/b \" c\\"}"#, r#"{"path":"a/b \" c\\"}"#),
+        (
+            r#"{"n":12345678901234567890123, "e":1E400}"#,
+            r#"{"n":12345678901234567890123,"e":1E400}"#,
+        ),
+        (r#"{"crab":"\ud83e\udd80"}"#, r#"{"crab":"🦀"}"#),
+        (r#"{"control":"\u001f\n"}"#, r#"{"control":"\u001f\n"}"#),
+        (r#"{"a": 1, "a": 2}"#, r#"{"a":1,"a":2}"#),
+        // What is no JSON object stays as it is.
+        (r#"{"half": "\ud83e"}"#, r#"{"half": "\ud83e"}"#),
+        (r#"{"cut": "of"#, r#"{"cut": "of"#),
+        (r#"{"cut": "of\"#, r#"{"cut": "of\"#),
+        ("{ } }", "{ } }"),
+        ("[ 1 ]", "[ 1 ]"),
+        ("", ""),
+        ("two words", "two words"),
+    ] {
+        check_messages(on, &call(json!(sent)), &call(json!(expected)));
+    }
+    check_messages(
+        on,
+        &call(json!({"a": {"b": 1.5}})),
+        &call(json!(r#"{"a":{"b":1.5}}"#)),
+    );
+    check_messages(on, &call(json!(null)), &call(json!(null)));
+    let off = Options {
+        arguments: false,
+        ..on
+    };
+    check_messages(off, &call(json!("{ }")), &call(json!("{ }")));
+}
+
+/// The slow twin: the value, written out again.
+#[test]
+fn spelled_arguments_are_what_a_parser_writes() {
+    let mut random = StdRng::seed_from_u64(4);
+    for _ in 0..2_000 {
+        let value = Value::Object(random_object(&mut random, 3));
+        let mut sent = serde_json::to_string_pretty(&value).expect("JSON");
+        if random.random_bool(0.5) {
+            sent = sent.replace('ü', "\\u00FC").replace('/', "\\/");
+        }
+        let mut function = json!({"name": "f", "arguments": sent});
+        arguments::normalise(&mut function);
+        assert_eq!(function["arguments"], json!(value.to_string()));
+    }
+}
+
+fn random_object(random: &mut StdRng, depth: u32) -> Map<String, Value> {
+    let names = ["a", "zwei Worte", "ü", "\"q\\", "x/y", "\n"];
+    (0..random.random_range(0..4))
+        .map(|_| {
+            let name = names[random.random_range(0..names.len())].to_owned();
+            let value = match random.random_range(0..if depth == 0 { 4 } else { 6 }) {
+                0 => json!(random.random::<i64>()),
+                1 => json!(null),
+                2 => json!(names[random.random_range(0..names.len())]),
+                3 => json!(true),
+                4 => json!([random_object(random, depth - 1)]),
+                _ => Value::Object(random_object(random, depth - 1)),
+            };
+            (name, value)
+        })
+        .collect()
+}
+
+#[test]
+fn tools_are_the_same_in_any_order_of_keys() {
+    let tools = json!([{"type": "function", "function": {
+        "name": "edit",
+        "description": "Edits.",
+        "parameters": {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": {
+                "path": {"type": "string", "minLength": 1, "description": "Where"},
+                "edits": {"type": "array", "description": "What", "items": {
+                    "type": "object",
+                    "properties": {
+                        "old": {"type": "string"},
+                        "all": {"anyOf": [{"type": "boolean", "default": false}, {"type": "null"}]},
+                        "new": {"type": "string"},
+                    },
+                    "required": ["old", "all", "new"],
+                    "additionalProperties": false,
+                }},
+                "mode": {"type": "string", "enum": ["b", "a"], "description": "How"},
+                "type": {"$ref": "#/$defs/kind"},
+            },
+            "required": ["path", "edits"],
+            "additionalProperties": false,
+            "$defs": {"kind": {"default": {"z": 1, "a": 2}}, "other": {}},
+        },
+        "strict": true,
+    }}]);
+    let mut expected = prompt(json!([]), Some(tools.clone()));
+    assert!(
+        !normalise(&mut expected, Options::default()).any(),
+        "already in order"
+    );
+    let mut random = StdRng::seed_from_u64(7);
+    for _ in 0..200 {
+        let mut given = prompt(json!([]), Some(shuffled(&tools, &mut random)));
+        let sent = given.tools.as_ref().map(Value::to_string);
+        let changed = normalise(&mut given, Options::default());
+        let now = given.tools.as_ref().map(Value::to_string);
+        assert_eq!(changed.tools, sent != now);
+        assert_eq!(now, Some(tools.to_string()));
+        let mut kept = prompt(json!([]), Some(shuffled(&tools, &mut random)));
+        let off = Options {
+            schema_order: false,
+            ..Options::default()
+        };
+        assert!(!normalise(&mut kept, off).any());
+    }
+}
+
+/// The same value with its objects' keys in another order; what is no schema keeps its own.
+fn shuffled(value: &Value, random: &mut StdRng) -> Value {
+    match value {
+        Value::Array(items) => items.iter().map(|item| shuffled(item, random)).collect(),
+        Value::Object(fields) => {
+            let mut entries: Vec<(String, Value)> = fields
+                .iter()
+                .map(|(name, field)| match name.as_str() {
+                    "default" => (name.clone(), field.clone()),
+                    _ => (name.clone(), shuffled(field, random)),
+                })
+                .collect();
+            entries.shuffle(random);
+            Value::Object(entries.into_iter().collect())
+        }
+        other => other.clone(),
+    }
+}
+
+#[test]
+fn many_required_properties_cost_no_square() {
+    let names: Vec<String> = (0..20_000).map(|at| format!("p{at}")).collect();
+    let properties: Map<String, Value> = names
+        .iter()
+        .rev()
+        .map(|name| (name.clone(), json!({})))
+        .collect();
+    let tool = json!([{"type": "function", "function": {"name": "f", "parameters":
+        {"type": "object", "properties": properties, "required": names}}}]);
+    let mut given = prompt(json!([]), Some(tool));
+    assert!(normalise(&mut given, Options::default()).tools);
+    let ordered = given.tools.as_ref().expect("tools")[0]["function"]["parameters"]["properties"]
+        .as_object()
+        .expect("an object")
+        .keys();
+    assert!(ordered.eq(&names));
+}
+
+fn body_of(chat: &str) -> String {
+    let mut turn = crate::chat(Fields::parse(chat.as_bytes()).expect("JSON")).expect("a turn");
+    turn.normalise(Options::default());
+    let params = NodeParams {
+        model: "m",
+        is_alias: false,
+        cache_salt: "5a17",
+        usage_always: false,
+    };
+    String::from_utf8(turn.node_body(&params)).expect("UTF-8")
+}
+
+#[test]
+fn a_body_is_written_anew_only_where_it_changed() {
+    let tool = r#"{"type":"function","function":{"name":"f"}}"#;
+    let salted = r#","cache_salt":"5a17"}"#;
+    let plain = format!(
+        r#"{{"model":"m","messages":[ {{"role":"user","content":"h\u0069"}} ],"tools":[ {tool} ],"x":1.0}}"#
+    );
+    let body = body_of(&plain);
+    assert_eq!(body, format!("{}{salted}", &plain[..plain.len() - 1]));
+
+    let listed = plain.replace(r#""h\u0069""#, r#"[{"type":"text","text":"hi"}]"#);
+    let body = body_of(&listed);
+    assert!(
+        body.contains(r#""messages":[{"role":"user","content":"hi"}]"#),
+        "{body}"
+    );
+    assert!(
+        body.contains(&format!(r#""tools":[ {tool} ],"x":1.0"#)),
+        "{body}"
+    );
+
+    let marked = plain.replace(
+        r#"{"name":"f"}"#,
+        r#"{"name":"f"},"cache_control":{"type":"ephemeral"}"#,
+    );
+    let body = body_of(&marked);
+    assert!(
+        body.contains(r#""messages":[ {"role":"user","content":"h\u0069"} ]"#),
+        "{body}"
+    );
+    assert!(body.contains(&format!(r#""tools":[{tool}]"#)), "{body}");
+}
+
+#[test]
+fn texts_are_moved_and_never_copied() {
+    let long = "x".repeat(40_000);
+    let mut given = prompt(
+        json!([
+            {"role": "user", "content": [{"type": "text", "text": long, "cache_control": {}}]},
+            {"role": "user", "content": long},
+        ]),
+        Some(json!([{"function": {"description": long, "name": "f"}, "type": "function"}])),
+    );
+    let at = |value: &Value| value.as_str().expect("a text").as_ptr();
+    let tools = given.tools.as_ref().expect("tools");
+    let before = [
+        at(&given.messages[0]["content"][0]["text"]),
+        at(&given.messages[1]["content"]),
+        at(&tools[0]["function"]["description"]),
+    ];
+    let changed = normalise(&mut given, Options::default());
+    assert!(changed.messages && changed.tools);
+    let tools = given.tools.as_ref().expect("tools");
+    let after = [
+        at(&given.messages[0]["content"]),
+        at(&given.messages[1]["content"]),
+        at(&tools[0]["function"]["description"]),
+    ];
+    assert_eq!(before, after);
+}
+
+#[test]
+fn any_prompt_is_normalised_once() {
+    bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+        let Ok(Value::Array(messages)) = serde_json::from_slice(bytes) else {
+            return;
+        };
+        let tools = Some(Value::Array(messages.clone()));
+        let mut given = ChatPrompt {
+            messages,
+            tools,
+            template_kwargs: None,
+        };
+        normalise(&mut given, Options::default());
+        assert!(!normalise(&mut given, Options::default()).any());
+    });
+}
