@@ -1,9 +1,10 @@
 //! Do running answers stall when long prompts arrive, and do the prompts still get on?
 //!
 //! One engine process. First the prompts alone, back to back: their rate. Then several answers
-//! stream, in three windows: alone, beside prompts that arrive back to back, alone again. The
-//! answers' contexts grow all the while and slow them down, so what they are alone is the mean of
-//! the window before and the one after. Every prompt is new to the engine's cache.
+//! stream, in windows that take turns: alone, beside a prompt, alone, beside the next, and so on,
+//! alone at the end. The answers' contexts grow all the while and slow them down, so each window
+//! beside a prompt is compared with the mean of the one before and the one after it, and a round's
+//! figures are the means over its prompts. Every prompt is new to the engine's cache.
 
 mod streams;
 
@@ -49,13 +50,13 @@ pub struct Args {
     /// Tokens of their prompts
     #[arg(long, default_value_t = 256)]
     pub decode_prompt_tokens: usize,
-    /// Prompts that arrive back to back, in each window
+    /// Prompts that arrive, alone and beside the answers
     #[arg(long, default_value_t = 3)]
     pub prompts: usize,
     /// Tokens of each
     #[arg(long, default_value_t = 4096)]
     pub prompt_tokens: usize,
-    /// Seconds of each window without prompts
+    /// Seconds of answers alone before and after each prompt
     #[arg(long, default_value_t = 5.0)]
     pub alone_s: f64,
     /// Seed of the prompts
@@ -218,38 +219,48 @@ impl Engine {
         Ok(Self { program, target })
     }
 
-    /// Sends new prompts one after the other; tokens a second.
+    /// Sends a new prompt and adds it to `done`.
     async fn prefill(
         &self,
         args: &Args,
-        prompts: &[String],
+        prompt: &str,
         model: &str,
-    ) -> Result<f64, LoadError> {
+        done: &mut Prefilled,
+    ) -> Result<(), LoadError> {
         let started = Instant::now();
+        let turn = Turn {
+            endpoint: "completions",
+            body: json!({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}),
+            headers: Vec::new(),
+            timeout: PROMPT_TIMEOUT,
+        };
         let mut connection = Connection::new(&self.target);
-        let mut tokens = 0;
-        for prompt in prompts {
-            let turn = Turn {
-                endpoint: "completions",
-                body: json!({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}),
-                headers: Vec::new(),
-                timeout: PROMPT_TIMEOUT,
-            };
-            let outcome = chat::send(&mut connection, &self.target, None, &turn).await;
-            if let Some(failure) = outcome.failure {
-                return Err(self.program.trouble(&failure.message));
-            }
-            let usage = outcome.usage.unwrap_or_default();
-            if usage.cached_tokens > 0
-                || usage.prompt_tokens.abs_diff(args.prompt_tokens as u64) > 1
-            {
-                return Err(self
-                    .program
-                    .trouble(&format!("not a cold prompt: {usage:?}")));
-            }
-            tokens += usage.prompt_tokens;
+        let outcome = chat::send(&mut connection, &self.target, None, &turn).await;
+        if let Some(failure) = outcome.failure {
+            return Err(self.program.trouble(&failure.message));
         }
-        Ok(tokens as f64 / started.elapsed().as_secs_f64())
+        let usage = outcome.usage.unwrap_or_default();
+        if usage.cached_tokens > 0 || usage.prompt_tokens.abs_diff(args.prompt_tokens as u64) > 1 {
+            return Err(self
+                .program
+                .trouble(&format!("not a cold prompt: {usage:?}")));
+        }
+        done.tokens += usage.prompt_tokens;
+        done.seconds += started.elapsed().as_secs_f64();
+        Ok(())
+    }
+}
+
+/// Prompts that were answered.
+#[derive(Clone, Copy, Debug, Default)]
+struct Prefilled {
+    tokens: u64,
+    seconds: f64,
+}
+
+impl Prefilled {
+    fn tokens_per_s(self) -> f64 {
+        self.tokens as f64 / self.seconds
     }
 }
 
@@ -265,10 +276,18 @@ async fn round(args: &Args, engine: &Engine, prompts: &mut Prompts) -> Result<Fi
         .map(|_| prompts.next(args.decode_prompt_tokens))
         .collect();
     // One unmeasured: pages of the weights and of the pool are touched for the first time.
-    engine
-        .prefill(args, &warm[..1.min(warm.len())], &model)
-        .await?;
-    let prefill_alone = engine.prefill(args, &alone, &model).await?;
+    for prompt in warm.iter().take(1) {
+        let mut unmeasured = Prefilled::default();
+        engine
+            .prefill(args, prompt, &model, &mut unmeasured)
+            .await?;
+    }
+    let mut prefill_alone = Prefilled::default();
+    for prompt in &alone {
+        engine
+            .prefill(args, prompt, &model, &mut prefill_alone)
+            .await?;
+    }
     let trouble = |what: String| engine.program.trouble(&what);
     let tasks = LocalSet::new();
     let streams = Streams::begin(&tasks, &engine.target, &model, &short)
@@ -276,28 +295,63 @@ async fn round(args: &Args, engine: &Engine, prompts: &mut Prompts) -> Result<Fi
         .map_err(trouble)?;
     let alone_for = Duration::from_secs_f64(args.alone_s);
     let windows = async {
-        let begin = Instant::now();
+        let mut borders = vec![Instant::now()];
+        let mut prefilled = Prefilled::default();
+        for prompt in &beside {
+            tokio::time::sleep(alone_for).await;
+            let came = Instant::now();
+            engine.prefill(args, prompt, &model, &mut prefilled).await?;
+            borders.extend([came, Instant::now()]);
+        }
         tokio::time::sleep(alone_for).await;
-        let came = Instant::now();
-        let rate = engine.prefill(args, &beside, &model).await?;
-        let went = Instant::now();
-        tokio::time::sleep(alone_for).await;
-        Ok::<_, LoadError>(([begin, came, went, Instant::now()], rate))
+        borders.push(Instant::now());
+        Ok::<_, LoadError>((borders, prefilled))
     };
-    let (times, prefill_beside) = tasks.run_until(windows).await?;
+    let (borders, prefill_beside) = tasks.run_until(windows).await?;
     if let Some(what) = streams.trouble() {
         return Err(trouble(what));
     }
-    let window = |number: usize| Summary::of(streams.gaps_ms(times[number], times[number + 1]));
-    let (before, during, after) = (window(0), window(1), window(2));
-    let p90_alone = f64::midpoint(before.p90, after.p90);
+    let windows: Vec<_> = borders
+        .windows(2)
+        .map(|w| Summary::of(streams.gaps_ms(w[0], w[1])))
+        .collect();
+    let beside = Beside::mean(&windows);
+    let prefill_alone = prefill_alone.tokens_per_s();
+    let prefill_beside = prefill_beside.tokens_per_s();
     Ok(Figures {
-        gap_p90_alone_ms: p90_alone,
-        gap_p90_beside_ms: during.p90,
-        gap_p90_ratio: ratio(during.p90, p90_alone),
-        gap_p99_ratio: ratio(during.p99, f64::midpoint(before.p99, after.p99)),
+        gap_p90_alone_ms: beside.p90_alone_ms,
+        gap_p90_beside_ms: beside.p90_ms,
+        gap_p90_ratio: beside.p90_ratio,
+        gap_p99_ratio: beside.p99_ratio,
         prefill_alone_tokens_per_s: prefill_alone,
         prefill_beside_tokens_per_s: prefill_beside,
         prefill_ratio: ratio(prefill_beside, prefill_alone),
     })
+}
+
+/// How one window beside a prompt, or the mean of them, compares with its neighbours.
+#[derive(Clone, Copy, Debug, Default)]
+struct Beside {
+    p90_alone_ms: f64,
+    p90_ms: f64,
+    p90_ratio: f64,
+    p99_ratio: f64,
+}
+
+impl Beside {
+    /// The mean over windows that take turns: alone, beside a prompt, alone and so on.
+    fn mean(windows: &[Summary]) -> Self {
+        let mut sum = Self::default();
+        let triples = windows.windows(3).step_by(2);
+        let count = triples.len() as f64;
+        for triple in triples {
+            let [before, during, after] = [&triple[0], &triple[1], &triple[2]];
+            let p90_alone = f64::midpoint(before.p90, after.p90);
+            sum.p90_alone_ms += p90_alone / count;
+            sum.p90_ms += during.p90 / count;
+            sum.p90_ratio += ratio(during.p90, p90_alone) / count;
+            sum.p99_ratio += ratio(during.p99, f64::midpoint(before.p99, after.p99)) / count;
+        }
+        sum
+    }
 }
