@@ -13,7 +13,7 @@ use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
 
 use crate::ctx::Ctx;
-use dialects::error::ApiError;
+use dialects::error::{ApiError, Shape};
 
 /// How long a refused client may go on sending before the connection is closed on it.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ pub(crate) async fn error(
     ctx: &mut Ctx,
     error: ApiError,
 ) -> Result<()> {
-    let (status, body) = (error.kind.status(), error.body(ctx.shape));
+    let (status, body) = (error.kind.status_in(ctx.shape), error.body(ctx.shape));
     let mut head = head(ctx, status, "application/json", Some(body.len()))?;
     if let Some(seconds) = error.retry_after_s {
         head.insert_header(RETRY_AFTER, seconds.to_string())?;
@@ -73,6 +73,10 @@ pub(crate) fn head(
         head.insert_header(CONTENT_LENGTH, length)?;
     }
     head.insert_header(X_REQUEST_ID, &ctx.request_id)?;
+    if ctx.shape == Shape::Anthropic {
+        // The name under which Anthropic's SDKs read it.
+        head.insert_header("request-id", &ctx.request_id)?;
+    }
     Ok(head)
 }
 

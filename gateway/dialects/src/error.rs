@@ -7,6 +7,8 @@
 //! A client reads the error in its own dialect's [`Shape`]; so it does what a node refuses
 //! ([`reshape`]).
 
+mod anthropic;
+
 use serde::Serialize;
 use serde_json::Value;
 
@@ -19,6 +21,8 @@ pub enum ErrorKind {
     InvalidValue,
     /// A parameter is missing.
     MissingParameter,
+    /// A request that the dialect's own API refuses under this code, or under none.
+    Refused(Option<&'static str>),
     /// Prompt and requested output do not fit the model.
     ContextLength,
     /// No key, or one that does not exist.
@@ -27,6 +31,8 @@ pub enum ErrorKind {
     UnknownUrl,
     /// No such model.
     ModelNotFound,
+    /// What the request names is not stored.
+    NotFound,
     /// The path exists, the method does not.
     MethodNotAllowed,
     /// The client stopped sending.
@@ -82,6 +88,14 @@ impl ErrorKind {
             Self::InvalidJson => row(400, REQUEST, "invalid_json"),
             Self::InvalidValue => row(400, REQUEST, "invalid_value"),
             Self::MissingParameter => row(400, REQUEST, "missing_required_parameter"),
+            Self::Refused(code) => Row {
+                code,
+                ..row(400, REQUEST, "")
+            },
+            Self::NotFound => Row {
+                code: None,
+                ..row(404, REQUEST, "")
+            },
             Self::ContextLength => row(400, REQUEST, "context_length_exceeded"),
             Self::InvalidApiKey => row(401, REQUEST, "invalid_api_key"),
             Self::UnknownUrl => row(404, REQUEST, "unknown_url"),
@@ -104,6 +118,19 @@ impl ErrorKind {
     /// The HTTP status.
     pub fn status(self) -> u16 {
         self.row().status
+    }
+
+    /// The HTTP status in a dialect.
+    pub fn status_in(self, shape: Shape) -> u16 {
+        match (shape, self) {
+            (Shape::Anthropic, Self::NoNode) => anthropic::overloaded(),
+            _ => self.status(),
+        }
+    }
+
+    /// OpenAI's `code`.
+    pub fn code(self) -> Option<&'static str> {
+        self.row().code
     }
 }
 
@@ -163,7 +190,11 @@ impl ApiError {
     pub fn body(&self, shape: Shape) -> String {
         match shape {
             Shape::OpenAi => self.openai(),
-            Shape::Anthropic => anthropic(self.kind.status(), &self.message),
+            Shape::Anthropic if self.kind == ErrorKind::ContextLength => anthropic::body(
+                self.kind.status(),
+                &anthropic::context_length(&self.message),
+            ),
+            Shape::Anthropic => anthropic::body(self.kind.status_in(shape), &self.message),
         }
     }
 
@@ -192,33 +223,17 @@ pub enum Shape {
     Anthropic,
 }
 
-/// Anthropic's type of error for a status.
-fn anthropic_type(status: u16) -> &'static str {
-    match status {
-        401 => "authentication_error",
-        403 => "permission_error",
-        404 => "not_found_error",
-        413 => "request_too_large",
-        429 => "rate_limit_error",
-        503 | 529 => "overloaded_error",
-        504 => "timeout_error",
-        400..=499 => "invalid_request_error",
-        _ => "api_error",
-    }
-}
-
-fn anthropic(status: u16, message: &str) -> String {
-    let kind = anthropic_type(status);
-    serde_json::json!({"type": "error", "error": {"type": kind, "message": message}}).to_string()
-}
-
 /// A node's refusal in the client's dialect: as it is, if it has that shape already.
 pub fn reshape(shape: Shape, status: u16, body: &[u8]) -> Vec<u8> {
     let value: Option<Value> = serde_json::from_slice(body).ok();
-    let is_openai = value
-        .as_ref()
-        .is_some_and(|value| value["error"].is_object());
-    if is_openai && shape == Shape::OpenAi {
+    let spoken = value.as_ref().and_then(|value| {
+        let is_object = value["error"].is_object();
+        is_object.then_some(match value["type"] == "error" {
+            true => Shape::Anthropic,
+            false => Shape::OpenAi,
+        })
+    });
+    if spoken == Some(shape) {
         return body.to_vec();
     }
     // OpenAI's shape, vLLM's older one, and FastAPI's.
@@ -234,7 +249,16 @@ pub fn reshape(shape: Shape, status: u16, body: &[u8]) -> Vec<u8> {
         None => format!("The node answered with status {status} and no explanation."),
     };
     match shape {
-        Shape::Anthropic => anthropic(status, &message).into_bytes(),
+        Shape::Anthropic => {
+            let code = value.as_ref().map(|value| &value["error"]["code"]);
+            let is_too_long = code.is_some_and(|code| code == "context_length_exceeded")
+                || anthropic::is_context_length(&message);
+            let message = match is_too_long {
+                true => anthropic::context_length(&message),
+                false => message,
+            };
+            anthropic::body(status, &message).into_bytes()
+        }
         Shape::OpenAi => {
             let kind = if status < 500 { REQUEST } else { SERVER };
             let error = Envelope {

@@ -293,8 +293,8 @@ impl Chat {
         let Some(turn) = self.assistant.take() else {
             return;
         };
-        // What chat clients send back for an answer that only calls.
-        let content = match turn.text.is_empty() && !turn.calls.is_empty() {
+        // What chat clients send back for an answer without a text.
+        let content = match turn.text.is_empty() {
             true => Value::Null,
             false => Value::String(turn.text),
         };
