@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::check::{self, Kind};
-use super::{ChatPrompt, Common, PromptInput, Turn, TurnBody, common};
+use super::{ChatPrompt, Common, PromptInput, Turn, TurnBody, caching, common};
 use crate::error::ApiError;
 use crate::fields::Fields;
 
@@ -24,9 +24,12 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
     // The newer name wins, as OpenAI's own service has it.
     let newer = check::integer(&fields, "max_completion_tokens", (1, i64::MAX))?;
     let older = check::integer(&fields, "max_tokens", (1, i64::MAX))?;
+    let tools = value(&fields, "tools")?;
+    caching::retention(&fields)?;
+    caching::marks(&messages, tools.as_ref())?;
     let prompt = PromptInput::Chat(ChatPrompt {
         messages,
-        tools: value(&fields, "tools")?,
+        tools,
         template_kwargs: match value(&fields, "chat_template_kwargs")? {
             Some(Value::Object(map)) => Some(map),
             _ => None,

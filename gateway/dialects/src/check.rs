@@ -11,8 +11,8 @@ use crate::fields::Fields;
 /// Longest excerpt of a client's value that an error repeats.
 const SHOWN_CHARS_MAX: usize = 64;
 
-fn shown(raw: &RawValue) -> String {
-    let text = raw.get();
+/// The start of a client's value, short enough for an error.
+pub(super) fn clipped(text: &str) -> String {
     match text.char_indices().nth(SHOWN_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
@@ -22,7 +22,7 @@ fn shown(raw: &RawValue) -> String {
 pub(super) fn wrong(name: &str, raw: &RawValue, allowed: &str) -> ApiError {
     ApiError::invalid(
         name,
-        format!("'{name}' must be {allowed}, got {}.", shown(raw)),
+        format!("'{name}' must be {allowed}, got {}.", clipped(raw.get())),
     )
 }
 

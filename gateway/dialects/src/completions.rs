@@ -6,7 +6,7 @@
 
 use serde::Deserialize;
 
-use super::{Common, PromptInput, Turn, TurnBody, check, common};
+use super::{Common, PromptInput, Turn, TurnBody, caching, check, common};
 use crate::error::ApiError;
 use crate::fields::Fields;
 
@@ -40,6 +40,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
     check::integer(&fields, "logprobs", (0, 20))?;
     check::integer(&fields, "best_of", (1, 128))?;
     check::string(&fields, "suffix")?;
+    caching::retention(&fields)?;
     // With `echo`, a prompt's own log probabilities cost no token of output.
     let most = check::integer(&fields, "max_tokens", (0, i64::MAX))?;
     let output_tokens_max = most.and_then(|most| u64::try_from(most).ok());

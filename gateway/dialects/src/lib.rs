@@ -6,6 +6,7 @@
 //! No IO, no clock, no configuration.
 
 pub mod answer;
+pub mod caching;
 pub mod error;
 pub mod messages;
 pub mod models;

@@ -33,156 +33,115 @@ fn said(table: &Table, dialect: Dialect, pairs: &[(&str, &str)], body: &Value) -
     }
 }
 
+/// One table: headers, and what they say beside an empty body.
+fn check_headers(pairs: &[(&str, &str)], expected: &str) {
+    let said = said(&Table::default(), Dialect::Chat, pairs, &json!({}));
+    assert_eq!(said, expected, "{pairs:?}");
+}
+
+const UUID: &str = "00000000-0000-4000-8000-000000000001";
+
 #[test]
-fn each_client_is_known_by_its_signal() {
-    let uuid = "00000000-0000-4000-8000-000000000001";
-    let old = format!("user_0a1b_account_{uuid}_session_{uuid}");
-    let new = json!({"device_id": "d", "session_id": uuid}).to_string();
-    let turn = json!({"session_id": uuid, "thread_id": "t"}).to_string();
-    let window = format!("{uuid}:3");
+fn each_client_is_known_by_its_header() {
+    let turn = json!({"session_id": UUID, "thread_id": "t"}).to_string();
+    let window = format!("{UUID}:3");
     let long = "x".repeat(255);
-    let none = json!({});
+    check_headers(&[], "nothing");
+    check_headers(
+        &[("session-id", "b"), ("x-session-affinity", "a")],
+        "x-session-affinity a",
+    );
+    check_headers(
+        &[("x-session-affinity", &long)],
+        &format!("x-session-affinity {long}"),
+    );
+    check_headers(&[("session-id", "s"), ("thread-id", "s")], "session-id s");
+    for name in [
+        "x-claude-code-session-id",
+        "session_id",
+        "thread-id",
+        "x-session-id",
+        "x-opencode-session",
+        "x-amp-thread-id",
+        "x-grok-conv-id",
+        "conversation_id",
+    ] {
+        check_headers(&[(name, "s")], &format!("{name} s"));
+        check_headers(&[(&name.to_uppercase(), "s")], &format!("{name} s"));
+    }
+    for name in [
+        "x-dynamo-session-id",
+        "x-litellm-session-id",
+        "x-bf-session-id",
+        "x-openrouter-session-id",
+    ] {
+        check_headers(&[(name, "s")], "x-<name>-session-id s");
+    }
+    check_headers(
+        &[
+            ("x-b-session-id", "2"),
+            ("x-a-session-id", "1"),
+            ("x-parent-session-id", "0"),
+        ],
+        "x-<name>-session-id 1",
+    );
+    check_headers(
+        &[("x-codex-turn-metadata", &turn)],
+        &format!("x-codex-turn-metadata {UUID}"),
+    );
+    check_headers(
+        &[("x-codex-window-id", &window)],
+        &format!("x-codex-window-id {UUID}"),
+    );
+    // A request's id is its own.
+    check_headers(&[("x-client-request-id", "r")], "nothing");
+}
+
+#[test]
+fn each_client_is_known_by_its_field() {
     let table = Table::default();
-    for (pairs, body, expected) in [
-        (&[][..], none.clone(), "nothing".to_owned()),
+    let old = format!("user_0a1b_account_{UUID}_session_{UUID}");
+    let new = json!({"device_id": "d", "session_id": UUID}).to_string();
+    for (body, expected) in [
         (
-            &[("x-session-affinity", "a"), ("session-id", "b")],
-            json!({"prompt_cache_key": "c"}),
-            "x-session-affinity a".to_owned(),
-        ),
-        (
-            &[("x-session-affinity", &*long)],
-            none.clone(),
-            format!("x-session-affinity {long}"),
-        ),
-        (
-            &[("X-Claude-Code-Session-Id", "s")],
-            none.clone(),
-            "x-claude-code-session-id s".into(),
-        ),
-        (
-            &[("session-id", "s"), ("thread-id", "s")],
-            none.clone(),
-            "session-id s".into(),
-        ),
-        (&[("session_id", "s")], none.clone(), "session_id s".into()),
-        (&[("thread-id", "t")], none.clone(), "thread-id t".into()),
-        (
-            &[("x-session-id", "s")],
-            none.clone(),
-            "x-session-id s".into(),
-        ),
-        (
-            &[("x-opencode-session", "s")],
-            none.clone(),
-            "x-opencode-session s".into(),
-        ),
-        (
-            &[("x-amp-thread-id", "s")],
-            none.clone(),
-            "x-amp-thread-id s".into(),
-        ),
-        (
-            &[("x-grok-conv-id", "s")],
-            none.clone(),
-            "x-grok-conv-id s".into(),
-        ),
-        (
-            &[("x-litellm-session-id", "s")],
-            none.clone(),
-            "x-<name>-session-id s".into(),
-        ),
-        (
-            &[
-                ("x-b-session-id", "2"),
-                ("x-a-session-id", "1"),
-                ("x-parent-session-id", "0"),
-            ],
-            none.clone(),
-            "x-<name>-session-id 1".into(),
-        ),
-        (
-            &[("conversation_id", "c")],
-            none.clone(),
-            "conversation_id c".into(),
-        ),
-        (
-            &[("x-codex-turn-metadata", &*turn)],
-            none.clone(),
-            format!("x-codex-turn-metadata {uuid}"),
-        ),
-        (
-            &[("x-codex-window-id", &*window)],
-            none.clone(),
-            format!("x-codex-window-id {uuid}"),
-        ),
-        (
-            &[],
             json!({"session_id": "s", "prompt_cache_key": "k"}),
-            "body.session_id s".into(),
+            "body.session_id s".to_owned(),
         ),
         (
-            &[],
             json!({"conversation_id": "s"}),
             "body.conversation_id s".into(),
         ),
+        (json!({"conversation": "s"}), "body.conversation s".into()),
         (
-            &[],
-            json!({"conversation": "s"}),
-            "body.conversation s".into(),
-        ),
-        (
-            &[],
             json!({"metadata": {"user_id": old}}),
-            format!("body.metadata.user_id {uuid}"),
+            format!("body.metadata.user_id {UUID}"),
         ),
         (
-            &[],
             json!({"metadata": {"user_id": new}}),
-            format!("body.metadata.user_id {uuid}"),
+            format!("body.metadata.user_id {UUID}"),
         ),
         (
-            &[],
             json!({"metadata": {"session_id": "s"}}),
             "body.metadata.session_id s".into(),
         ),
         (
-            &[],
             json!({"client_metadata": {"session_id": "s"}}),
             "body.client_metadata.session_id s".into(),
         ),
         (
-            &[],
             json!({"prompt_cache_key": "k"}),
             "body.prompt_cache_key k".into(),
         ),
-        // A user may have many sessions, and a request's id is its own.
+        // A user may have many sessions.
+        (json!({"user": "u"}), "nothing".into()),
+        (json!({"metadata": {"user_id": "alice"}}), "nothing".into()),
+        (json!({"metadata": {"user_id": "{}"}}), "nothing".into()),
         (
-            &[("x-client-request-id", "r")],
-            json!({"user": "u"}),
-            "nothing".into(),
-        ),
-        (
-            &[],
-            json!({"metadata": {"user_id": "alice"}}),
-            "nothing".into(),
-        ),
-        (
-            &[],
-            json!({"metadata": {"user_id": "{}"}}),
-            "nothing".into(),
-        ),
-        (
-            &[],
             json!({"metadata": "alice", "client_metadata": 1}),
             "nothing".into(),
         ),
     ] {
-        assert_eq!(
-            said(&table, Dialect::Chat, pairs, &body),
-            expected,
-            "{pairs:?} {body}"
-        );
+        assert_eq!(said(&table, Dialect::Chat, &[], &body), expected, "{body}");
     }
 }
 
