@@ -1,6 +1,7 @@
 """The official Python SDK of Anthropic: Messages, whole and streamed, and the counting of tokens."""
 
 import sys
+from importlib import metadata
 
 import anthropic
 
@@ -71,7 +72,7 @@ def messages(streamed):
 sys.exit(
     common.run(
         "anthropic (Python)",
-        "anthropic",
+        metadata.version("anthropic"),
         [
             ("messages, whole", lambda: messages(False)),
             ("messages, streamed", lambda: messages(True)),

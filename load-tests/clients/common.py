@@ -9,7 +9,6 @@ import json
 import sys
 import traceback
 import uuid
-from importlib import metadata
 
 BASE_URL, API_KEY, MODEL, MODE = sys.argv[1:5]
 # Anthropic's clients append /v1 themselves.
@@ -66,26 +65,27 @@ class Turns:
         self.prompt.append(prompt)
         self.cached.append(cached)
 
-    def check(self, count=3):
+    def check(self, count):
         """Each turn found the one before it in the cache: all of it but a last part of a block."""
         assert len(self.prompt) == count, self.prompt
         for before, cached in zip(self.prompt, self.cached[1:]):
             assert cached > 0 and cached >= before - 32, (self.prompt, self.cached)
 
 
-def run(client, package, checks):
-    """Runs every check, whatever becomes of the others; each gives its `Turns`."""
+def run(client, version, checks, requests=3):
+    """Runs every check, whatever becomes of the others; each gives its `Turns`, or nothing."""
     done = []
     for name, check in checks:
         result = {"check": name, "cached": None, "error": None}
         try:
             turns = check()
-            turns.check()
-            result["cached"] = turns.cached
+            if turns is not None:
+                turns.check(requests)
+                result["cached"] = turns.cached
         except Exception as error:
             traceback.print_exc()
             result["error"] = f"{type(error).__name__}: {error}"[:2000]
         done.append(result)
-    line = {"client": client, "version": metadata.version(package), "checks": done}
+    line = {"client": client, "version": version, "checks": done}
     print(json.dumps(line), flush=True)
     return any(result["error"] for result in done)

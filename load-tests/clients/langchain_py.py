@@ -1,20 +1,18 @@
 """LangChain's ChatOpenAI: the loop as its users write it, over Chat Completions and Responses."""
 
 import sys
-from typing import Annotated, Literal
+from importlib import metadata
 
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import Field
 
 import common
 
 
-@tool(common.TOOL, description=common.DESCRIPTION)
-def forecast(
-    city: Literal["Paris", "Oslo", "Rome"], days: Annotated[int, Field(ge=1, le=7)]
-) -> str:
+# The schema itself: one made from annotations would allow more properties.
+@tool(common.TOOL, description=common.DESCRIPTION, args_schema=common.PARAMETERS)
+def forecast(city, days):
     return common.RESULT
 
 
@@ -69,7 +67,7 @@ chained = {"use_responses_api": True, "use_previous_response_id": True}
 sys.exit(
     common.run(
         "langchain-openai",
-        "langchain-openai",
+        metadata.version("langchain-openai"),
         [
             ("chat, whole", check(False)),
             ("chat, streamed", check(True)),

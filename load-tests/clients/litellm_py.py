@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib import metadata
 
 # Its list of prices comes from the network otherwise.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
@@ -77,7 +78,7 @@ def check(streamed, provider, url):
 sys.exit(
     common.run(
         "litellm",
-        "litellm",
+        metadata.version("litellm"),
         [
             ("chat, whole", check(False, "openai", common.BASE_URL)),
             ("chat, streamed", check(True, "openai", common.BASE_URL)),

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from importlib import metadata
 from typing import Annotated, Literal
 
 import agents
@@ -86,7 +87,7 @@ def check(model, streamed):
 sys.exit(
     common.run(
         "openai-agents",
-        "openai-agents",
+        metadata.version("openai-agents"),
         [
             ("chat, whole", check(agents.OpenAIChatCompletionsModel, False)),
             ("chat, streamed", check(agents.OpenAIChatCompletionsModel, True)),

@@ -1,6 +1,7 @@
 """The official Python SDK of OpenAI: Chat Completions and Responses, whole and streamed."""
 
 import sys
+from importlib import metadata
 
 import openai
 
@@ -122,7 +123,7 @@ def responses(streamed, chained):
 sys.exit(
     common.run(
         "openai (Python)",
-        "openai",
+        metadata.version("openai"),
         [
             ("chat, whole", lambda: chat(False)),
             ("chat, streamed", lambda: chat(True)),

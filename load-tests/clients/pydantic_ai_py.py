@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from importlib import metadata
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -89,7 +90,7 @@ responses = lambda: openai_model(OpenAIResponsesModel)
 sys.exit(
     common.run(
         "pydantic-ai",
-        "pydantic-ai-slim",
+        metadata.version("pydantic-ai-slim"),
         [
             ("chat, whole", check(chat, False)),
             ("chat, streamed", check(chat, True)),

@@ -6,7 +6,7 @@
 //! proxy less p50 direct, of the same round; CPU is what the proxy's processes used, by `/proc`.
 //! Load generator, node and proxy share the machine, so ratios are what counts.
 
-mod fronts;
+pub(crate) mod fronts;
 
 use std::path::PathBuf;
 

@@ -6,11 +6,13 @@
 //! uses tools, both on `node_http`,
 //! [`http_bench`], [`gateway_bench`], [`engine_bench`], [`fairness_bench`] and [`constrain_bench`]
 //! are the figures of docs/MEASUREMENTS.md, [`answers`] says how many tokens of answers a next turn
-//! would lose, [`soak`] asks for everything at once, [`process`] starts and watches the programs that they compare.
+//! would lose, [`soak`] asks for everything at once,
+//! [`clients`] drives other people's clients through the gateway, [`process`] starts and watches the programs that they compare.
 
 pub mod agent;
 pub mod answers;
 pub mod chat;
+pub mod clients;
 pub mod constrain_bench;
 pub mod echo_node;
 pub mod engine_bench;

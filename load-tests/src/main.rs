@@ -12,8 +12,8 @@ use clap::{Parser, Subcommand};
 use load_tests::error::LoadError;
 use load_tests::report::Report;
 use load_tests::{
-    agent, answers, constrain_bench, echo_node, engine_bench, fairness_bench, gateway_bench,
-    http_bench, scripted_node, soak,
+    agent, answers, clients, constrain_bench, echo_node, engine_bench, fairness_bench,
+    gateway_bench, http_bench, scripted_node, soak,
 };
 use serde::Serialize;
 
@@ -38,6 +38,9 @@ enum Tool {
     HttpBench(http_bench::Args),
     /// Thousands of requests of every kind; at the end a node must have everything back
     Soak(soak::Args),
+    /// SDKs, frameworks and coding agents, each through a conversation with tools
+    #[command(hide = true)]
+    Clients(clients::Args),
     /// What a grammar costs, and what forced tokens gain
     #[command(hide = true)]
     ConstrainBench(constrain_bench::Args),
@@ -117,6 +120,17 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
             match soak.faults() {
                 faults if faults.is_empty() => Ok(()),
                 faults => Err(LoadError::program("the soak", faults.join("; "))),
+            }
+        }
+        Tool::Clients(args) => {
+            let clients = clients::run(&args).await?;
+            show(&clients.table(), &clients, args.json.as_deref())?;
+            match clients.failed() {
+                0 => Ok(()),
+                failed => Err(LoadError::program(
+                    "the clients",
+                    format!("{failed} conversations failed"),
+                )),
             }
         }
         Tool::ConstrainBench(args) => {

@@ -46,7 +46,7 @@ pub(super) fn model_id(args: &Args) -> String {
     stem.unwrap_or("echo").to_owned()
 }
 
-fn free_address() -> Result<SocketAddr, LoadError> {
+pub(crate) fn free_address() -> Result<SocketAddr, LoadError> {
     TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .map_err(LoadError::system("asking for a port"))
@@ -143,7 +143,7 @@ pub(super) fn start_homing(
 }
 
 /// A tenant of its own with one key; the key is the only line on stdout that begins with `sk-`.
-fn make_key(homing: &Path, data: &Path) -> Result<String, LoadError> {
+pub(crate) fn make_key(homing: &Path, data: &Path) -> Result<String, LoadError> {
     let call = |arguments: &[&str]| -> Result<String, LoadError> {
         let output = Command::new(homing)
             .args(arguments)
