@@ -21,8 +21,8 @@ pub enum ErrorKind {
     InvalidValue,
     /// A parameter is missing.
     MissingParameter,
-    /// A request that the dialect's own API refuses under this code, or under none.
-    Refused(Option<&'static str>),
+    /// A request that the Responses API refuses under a code of its own.
+    Refused(Code),
     /// Prompt and requested output do not fit the model.
     ContextLength,
     /// No key, or one that does not exist.
@@ -55,8 +55,61 @@ pub enum ErrorKind {
     Stopping,
     /// The usage record cannot be written.
     LedgerUnavailable,
+    /// What is stored cannot be read.
+    StoreUnavailable,
     /// The node stayed silent for too long.
     NodeTimeout,
+}
+
+/// Codes of refusals in the Responses API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// None: `code` is null.
+    Null,
+    /// A value of another type.
+    InvalidType,
+    /// An integer below its range.
+    IntegerBelow,
+    /// An integer above its range.
+    IntegerAbove,
+    /// A number below its range.
+    DecimalBelow,
+    /// A number above its range.
+    DecimalAbove,
+    /// A string without a character.
+    EmptyString,
+    /// A string that is too long.
+    LongString,
+    /// A list that is too long.
+    LongArray,
+    /// An object with too many members.
+    ManyProperties,
+    /// Two parameters of which one is allowed.
+    Exclusive,
+    /// Something that is not served here.
+    Unsupported,
+    /// An earlier response that is not stored.
+    PreviousResponse,
+}
+
+impl Code {
+    fn as_str(self) -> Option<&'static str> {
+        match self {
+            Self::Null => None,
+            Self::InvalidType => Some("invalid_type"),
+            Self::IntegerBelow => Some("integer_below_min_value"),
+            Self::IntegerAbove => Some("integer_above_max_value"),
+            Self::DecimalBelow => Some("decimal_below_min_value"),
+            Self::DecimalAbove => Some("decimal_above_max_value"),
+            Self::EmptyString => Some("empty_string"),
+            Self::LongString => Some("string_above_max_length"),
+            Self::LongArray => Some("array_above_max_length"),
+            Self::ManyProperties => Some("object_above_max_properties"),
+            Self::Exclusive => Some("mutually_exclusive_parameters"),
+            Self::Unsupported => Some("unsupported_parameter"),
+            Self::PreviousResponse => Some("previous_response_not_found"),
+        }
+    }
 }
 
 /// One row of the table.
@@ -89,7 +142,7 @@ impl ErrorKind {
             Self::InvalidValue => row(400, REQUEST, "invalid_value"),
             Self::MissingParameter => row(400, REQUEST, "missing_required_parameter"),
             Self::Refused(code) => Row {
-                code,
+                code: code.as_str(),
                 ..row(400, REQUEST, "")
             },
             Self::NotFound => Row {
@@ -111,6 +164,7 @@ impl ErrorKind {
             Self::NoNode => again(503, SERVER, "no_node_available"),
             Self::Stopping => again(503, SERVER, "gateway_stopping"),
             Self::LedgerUnavailable => again(503, SERVER, "ledger_unavailable"),
+            Self::StoreUnavailable => again(503, SERVER, "store_unavailable"),
             Self::NodeTimeout => row(504, SERVER, "node_timeout"),
         }
     }

@@ -1,51 +1,32 @@
 //! OpenAI Responses: requests in, events out.
+//!
+//! In the order in which a request travels: `read` (values at their places) and `refuse` (the API's
+//! own words); `params`, `format`, `tools` and `items` (what the request says); `request` and
+//! `prompt` (what the node is asked); `plan` and `echo` (what the response says of the request);
+//! `node`, `output`, `calls` and `answer` (what comes back), written by `events`. `kept` has the form
+//! in which items are stored.
+//!
+//! Left out on purpose: looking up what a request continues or refers to, which is the caller's.
 
-use serde_json::Value;
+mod answer;
+mod calls;
+mod echo;
+mod events;
+mod format;
+mod items;
+mod kept;
+mod node;
+mod output;
+mod params;
+mod plan;
+mod prompt;
+mod read;
+mod refuse;
+mod request;
+mod tools;
 
-use crate::answer::{Continues, Translation};
-use crate::error::{ApiError, ErrorKind};
-use crate::{Fields, Turn};
-
-/// A request that may refer to earlier turns.
-pub struct Request<'a> {
-    fields: Fields<'a>,
-}
-
-/// What the caller decides about a response.
-#[derive(Debug, Clone)]
-pub struct Ids {
-    /// `resp_` and 32 hex digits or more; the ids of items are derived from it.
-    pub response: String,
-    /// Unix seconds of its creation.
-    pub created_s: i64,
-}
-
-/// Reads a Responses request.
-pub fn parse(fields: Fields<'_>) -> Result<Request<'_>, ApiError> {
-    Ok(Request { fields })
-}
-
-impl<'a> Request<'a> {
-    /// What it continues: the caller looks it up.
-    pub fn continues(&self) -> Option<Continues> {
-        None
-    }
-
-    /// Whether the response is to be stored.
-    pub fn stores(&self) -> bool {
-        false
-    }
-
-    /// The turn, given the items of earlier ones: inputs and outputs in their order.
-    pub fn turn(
-        self,
-        _history: Vec<Value>,
-        _ids: Ids,
-    ) -> Result<(Turn<'a>, Box<dyn Translation>), ApiError> {
-        let _ = self.fields;
-        Err(ApiError::new(
-            ErrorKind::UnknownUrl,
-            "Responses are not served yet.",
-        ))
-    }
-}
+pub use kept::{Ids, kept_items, response_of};
+pub use refuse::{
+    conversation_not_found, item_not_found, previous_response_not_found, response_not_found,
+};
+pub use request::{Request, metadata, parse};

@@ -1,0 +1,6 @@
+//! The Responses dialect from the outside: requests in, the node's words out, events back.
+
+mod support;
+
+mod answers;
+mod prompts;
