@@ -11,9 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::error::LoadError;
+use crate::process::{family, signal_process};
 
 pub mod stacks;
 
@@ -204,9 +206,11 @@ impl Client {
                 Ok(None) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                // Both fail only when it is gone already, which is what is wanted.
+                // What it started goes with it; waiting fails only when it is gone already.
                 _ => {
-                    let _ = child.kill();
+                    for pid in family(child.id()) {
+                        signal_process(pid, Signal::KILL);
+                    }
                     let _ = child.wait();
                     break;
                 }
