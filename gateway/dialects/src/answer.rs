@@ -9,7 +9,7 @@
 
 use serde_json::Value;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, ErrorKind};
 
 /// The tokens of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,6 +59,13 @@ pub trait Translation: Send + Sync {
     /// The stream stays incomplete: appends the dialect's error event (and what the dialect wants
     /// around it), with what has been used so far.
     fn fail(&mut self, error: &ApiError, so_far: Usage, out: &mut Vec<u8>);
+
+    /// The client has cancelled the answer by another request: appends what ends its stream, with
+    /// what has been used so far. [`stored`](Self::stored) then has the answer as it is.
+    fn cancel(&mut self, so_far: Usage, out: &mut Vec<u8>) {
+        let message = "The request was cancelled.";
+        self.fail(&ApiError::new(ErrorKind::ClientTimeout, message), so_far, out);
+    }
 
     /// A whole answer (`chat.completion`) in the client's dialect.
     fn whole(&mut self, json: &[u8], end: &End) -> Result<Vec<u8>, Malformed>;

@@ -90,6 +90,8 @@ pub enum Code {
     Unsupported,
     /// An earlier response that is not stored.
     PreviousResponse,
+    /// A conversation that another turn is writing.
+    ConversationLocked,
 }
 
 impl Code {
@@ -107,6 +109,7 @@ impl Code {
             Self::ManyProperties => Some("object_above_max_properties"),
             Self::Exclusive => Some("mutually_exclusive_parameters"),
             Self::Unsupported => Some("unsupported_parameter"),
+            Self::ConversationLocked => Some("conversation_locked"),
             Self::PreviousResponse => Some("previous_response_not_found"),
         }
     }
