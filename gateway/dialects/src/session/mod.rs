@@ -5,11 +5,12 @@
 //! one that the request has decides, and nothing below it is looked at. So an id that cannot be
 //! used (too long, not printable, two different values) gives no session, rather than the session
 //! of a weaker signal that may cover other conversations as well: the caller then goes by the
-//! conversation's own beginning. An empty value says nothing and counts as absent.
+//! conversation's own beginning ([`fingerprint()`]). An empty value says nothing and counts as absent.
 //!
 //! The id of a chain (`previous_response_id`, `conversation`) is no session by itself: the caller
 //! knows whose session the chain began as. Ids are claims: scoping them by tenant is the caller's.
 
+mod fingerprint;
 mod rows;
 
 use std::borrow::Cow;
@@ -19,6 +20,7 @@ use serde_json::value::RawValue;
 
 use crate::answer::Continues;
 use crate::{Dialect, Fields};
+pub use fingerprint::fingerprint;
 use rows::{ByDefault, Chain, Place, ROWS, Row};
 
 /// Longest id taken; a longer one is no id but data. Clients send up to 255 characters.
