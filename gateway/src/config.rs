@@ -4,8 +4,11 @@
 //! An option exists when two deployments need different values; the rest are constants beside the
 //! code they bound. Secrets are never in this file: it names the files that hold them.
 
+mod aliases;
 mod file;
+mod responses;
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,6 +16,8 @@ use std::time::Duration;
 use cache_index::ids::NodeId;
 use policies::pick::Params;
 use policies::price::{PriceBook, Rates};
+
+use crate::store::TenantId;
 
 /// A checked configuration.
 #[derive(Debug, Clone)]
@@ -25,6 +30,8 @@ pub struct Config {
     pub data: PathBuf,
     /// The models clients may ask for.
     pub models: Vec<ModelConfig>,
+    /// Other names for them.
+    pub aliases: Vec<AliasConfig>,
     /// The nodes that serve them.
     pub nodes: Vec<NodeConfig>,
     /// The file that holds the token nodes demand; none takes the one in the data directory.
@@ -35,6 +42,8 @@ pub struct Config {
     pub prices: Prices,
     /// How nodes are weighed.
     pub policy: PolicyConfig,
+    /// What is kept of responses.
+    pub responses: ResponsesConfig,
 }
 
 /// One model.
@@ -45,6 +54,17 @@ pub struct ModelConfig {
     /// The file with tokenizer and chat template; without it token counts come from nodes alone
     /// and routes are approximate.
     pub gguf: Option<PathBuf>,
+}
+
+/// Another name for a model.
+#[derive(Debug, Clone)]
+pub struct AliasConfig {
+    /// The name in requests; `*` in it stands for any run of characters.
+    pub name: String,
+    /// The id of the model that it means.
+    pub model: String,
+    /// Whose name it is; everyone's where none is listed.
+    pub tenants: Vec<TenantId>,
 }
 
 /// One node.
@@ -106,6 +126,17 @@ pub struct ModelPrice {
     pub output: i64,
 }
 
+/// What is kept of responses and conversations.
+#[derive(Debug, Clone, Copy)]
+pub struct ResponsesConfig {
+    /// How long a response is kept, and a conversation after its last use.
+    pub ttl: Duration,
+    /// Responses, conversations and items of one tenant; past it, its oldest go.
+    pub rows_per_tenant: u64,
+    /// Bytes of their JSON, likewise.
+    pub bytes_per_tenant: u64,
+}
+
 /// How candidates are weighed.
 #[derive(Debug, Clone)]
 pub struct PolicyConfig {
@@ -141,7 +172,7 @@ pub enum ConfigError {
         /// The refused value.
         value: String,
         /// What would be accepted.
-        allowed: &'static str,
+        allowed: Cow<'static, str>,
     },
 }
 

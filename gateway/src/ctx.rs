@@ -38,6 +38,8 @@ pub(crate) struct Line {
     pub(crate) tenant: String,
     pub(crate) key_id: String,
     pub(crate) model: String,
+    /// The client's name for it, where that is another one.
+    pub(crate) model_asked: Option<String>,
     pub(crate) node: String,
     pub(crate) route: &'static str,
     pub(crate) session: String,
@@ -84,6 +86,7 @@ impl Ctx {
             key = line.key_id,
             session = line.session,
             model = line.model,
+            model_asked = line.model_asked,
             node = line.node,
             route = line.route,
             outcome = line.outcome,

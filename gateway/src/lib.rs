@@ -2,7 +2,7 @@
 //!
 //! Read the modules in the order in which a request travels: [`config`] (what the operator
 //! decided), [`proxy`] (the table of contents), `turn` (the steps of a turn), then what it calls:
-//! `identify`, `read`, [`dialects`], `session`, `admit`, [`prompt`], `route`, `upstream`, `relay`,
+//! `identify`, `read`, [`dialects`], `aliases`, `session`, `admit`, [`prompt`], `route`, `upstream`, `relay`,
 //! `recover`, `settle`, `respond`. Beside that path: [`store`] (tenants and keys), [`ledger`]
 //! (usage records), [`fleet`] (nodes, their health, load and cache), [`metrics`], [`secrets`] and
 //! [`tasks`] (the only place that spawns). Around it all: [`cli`], [`serve`] (start and shutdown of
@@ -25,13 +25,17 @@ pub mod tasks;
 pub mod up;
 
 mod admit;
+mod aliases;
 mod ctx;
 mod endpoint;
 mod identify;
+mod models;
+mod query;
 mod read;
 mod recover;
 mod relay;
 mod respond;
+mod responses;
 mod route;
 mod session;
 mod settle;

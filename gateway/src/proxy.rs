@@ -17,23 +17,22 @@ use policies::price::PriceBook;
 use policies::retry::Budget;
 
 use crate::admit::Gates;
+use crate::aliases::Aliases;
 use crate::config::Config;
 use crate::ctx::Ctx;
 use crate::endpoint::{Endpoint, endpoint, shape};
 use crate::fleet::Fleet;
-use crate::identify::identify;
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
-use crate::prompt::Prompts;
+use crate::prompt::{Model, Prompts};
 use crate::secrets::Secrets;
 use crate::session::Bindings;
-use crate::store::Store;
+use crate::store::{Store, TenantId};
 use crate::tasks::{Phase, Tasks};
 use crate::turn::{self, Over};
 use crate::upstream::Upstream;
-use crate::{read, respond, route};
+use crate::{models, read, respond};
 use dialects::error::{ApiError, ErrorKind};
-use dialects::models::{self, ModelObject};
 
 /// How long an idle client connection is kept, seconds. Agents think for tens of seconds.
 const CLIENT_IDLE_S: u64 = 120;
@@ -70,6 +69,7 @@ pub struct Gateway {
     pub(crate) tasks: Tasks,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) prompts: Prompts,
+    pub(crate) aliases: Aliases,
     pub(crate) salts: Salts,
     pub(crate) gates: Gates,
     pub(crate) bindings: Bindings,
@@ -93,6 +93,7 @@ impl Gateway {
             prompts,
         } = parts;
         Self {
+            aliases: Aliases::new(&config.aliases),
             gates: Gates::new(&config.limits, metrics.waiting.clone()),
             bindings: Bindings::new(),
             upstream: Upstream::new(secrets.node_token(), config.limits.request_timeout),
@@ -113,14 +114,33 @@ impl Gateway {
         }
     }
 
+    /// The model that a tenant means by this name; a name that means none is told what there is.
+    pub(crate) fn model(&self, tenant: &TenantId, asked: &str) -> Result<&Arc<Model>, ApiError> {
+        let named = self.prompts.model(asked).or_else(|| {
+            let id = self.aliases.resolve(tenant, asked)?;
+            self.prompts.model(id)
+        });
+        named.ok_or_else(|| {
+            let ids = self.prompts.models().map(|model| &*model.id);
+            let aliases = self.aliases.of(tenant).map(|alias| alias.name.as_str());
+            dialects::models::unknown(asked, ids.chain(aliases))
+        })
+    }
+
     async fn serve(&self, session: &mut Session, ctx: &mut Ctx) -> Result<Over, ApiError> {
         let request = session.req_header();
         let path = request.uri.path().to_owned();
         ctx.shape = shape(&path, &request.headers);
         match endpoint(&request.method, &path)? {
             Endpoint::Health => self.health(session, ctx).await,
-            Endpoint::Models => self.models(session, ctx).await,
-            Endpoint::Model(id) => self.model(session, ctx, id).await,
+            Endpoint::Models => {
+                let list = models::list(self, ctx, session.req_header())?;
+                self.answer(session, ctx, list).await
+            }
+            Endpoint::Model(id) => {
+                let model = models::show(self, ctx, session.req_header(), id)?;
+                self.answer(session, ctx, model).await
+            }
             Endpoint::CountTokens => {
                 ctx.endpoint = "count_tokens";
                 let tokens = turn::count_tokens(self, session.as_downstream_mut(), ctx).await?;
@@ -145,35 +165,6 @@ impl Gateway {
             ));
         }
         let body = r#"{"status":"ok"}"#.to_owned();
-        self.answer(session, ctx, body).await
-    }
-
-    async fn models(&self, session: &mut Session, ctx: &mut Ctx) -> Result<Over, ApiError> {
-        ctx.endpoint = "models";
-        identify(&self.store, &session.req_header().headers)?;
-        let list: Vec<_> = self
-            .prompts
-            .models()
-            .map(|model| ModelObject::new(&model.id, route::context_max(&self.fleet, &model.id)))
-            .collect();
-        self.answer(session, ctx, models::list(&list)).await
-    }
-
-    async fn model(
-        &self,
-        session: &mut Session,
-        ctx: &mut Ctx,
-        id: &str,
-    ) -> Result<Over, ApiError> {
-        ctx.endpoint = "models";
-        identify(&self.store, &session.req_header().headers)?;
-        let model = self
-            .prompts
-            .model(id)
-            .ok_or_else(|| models::unknown(id, self.prompts.models().map(|model| &*model.id)))?;
-        let object = ModelObject::new(&model.id, route::context_max(&self.fleet, &model.id));
-        let body = serde_json::to_string(&object)
-            .map_err(|error| ApiError::new(ErrorKind::Internal, error.to_string()))?;
         self.answer(session, ctx, body).await
     }
 

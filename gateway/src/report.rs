@@ -26,6 +26,8 @@ pub enum By {
     Key,
     /// One row a model.
     Model,
+    /// One row a model and name by which clients asked for it.
+    Alias,
     /// One row a session (of one tenant).
     Session,
     /// One row a UTC day.
@@ -90,7 +92,7 @@ const SUMS: &str = "count(*) AS requests, sum(input_tokens) AS input_tokens,
  sum(cost_nano_usd) AS cost_nano_usd, sum(cache_savings_nano_usd) AS cache_savings_nano_usd";
 
 const REQUEST_COLUMNS: &str =
-    "request_id, tenant, key_id AS key, model, session, node, status, t_ms,
+    "request_id, tenant, key_id AS key, model, coalesce(model_asked, model) AS model_asked, session, node, status, t_ms,
  1 AS requests, input_tokens, cached_tokens, output_tokens, cost_nano_usd, cache_savings_nano_usd,
  ttft_ms, duration_ms, price_version, record_id";
 
@@ -100,6 +102,7 @@ impl By {
             Self::Tenant => "tenant",
             Self::Key => "tenant, key_id AS key",
             Self::Model => "model",
+            Self::Alias => "model, coalesce(model_asked, model) AS model_asked",
             Self::Session => "tenant, session",
             Self::Day => "strftime('%Y-%m-%d', t_ms / 1000, 'unixepoch') AS day",
             Self::Request => REQUEST_COLUMNS,
@@ -115,7 +118,7 @@ impl By {
             Self::Tenant | Self::Model | Self::Day => {
                 format!("SELECT {columns}, {SUMS} FROM usage WHERE {filter} GROUP BY 1 ORDER BY 1")
             }
-            Self::Key | Self::Session => format!(
+            Self::Key | Self::Alias | Self::Session => format!(
                 "SELECT {columns}, {SUMS} FROM usage WHERE {filter} GROUP BY 1, 2 ORDER BY 1, 2"
             ),
         }

@@ -28,6 +28,7 @@ pub(crate) struct Account<'a> {
     pub(crate) tenant: &'a str,
     pub(crate) key_id: &'a str,
     pub(crate) model: &'a str,
+    pub(crate) model_asked: &'a str,
     pub(crate) session: &'a str,
     pub(crate) node: &'a str,
 }
@@ -46,6 +47,7 @@ impl Bill {
             tenant: account.tenant.to_owned(),
             key_id: account.key_id.to_owned(),
             model: account.model.to_owned(),
+            model_asked: account.model_asked.to_owned(),
             node: account.node.to_owned(),
             session: account.session.to_owned(),
             t_ms: ctx.t_ms,

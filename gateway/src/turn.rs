@@ -11,6 +11,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use pingora::protocols::http::ServerSession;
 use policies::price::Usage;
+use serde_json::Value;
 
 use crate::admit::Permit;
 use crate::ctx::Ctx;
@@ -29,7 +30,7 @@ use crate::{read, recover};
 use dialects::answer::Translation;
 use dialects::error::{ApiError, ErrorKind};
 use dialects::{
-    Delivery, Dialect, Fields, NodeParams, PromptInput, TokenIds, Turn, messages, models, responses,
+    Delivery, Dialect, Fields, NodeParams, PromptInput, TokenIds, Turn, messages, responses,
 };
 
 /// A turn, ready to be sent.
@@ -37,6 +38,8 @@ pub(crate) struct Job<'a> {
     pub(crate) dialect: Dialect,
     pub(crate) delivery: Delivery,
     pub(crate) model: Arc<str>,
+    /// The client's name for the model, where that is an alias.
+    pub(crate) alias: Option<Alias>,
     pub(crate) prompt: Planned,
     pub(crate) session: SessionId,
     pub(crate) output_tokens_expected: u64,
@@ -51,6 +54,23 @@ pub(crate) struct Job<'a> {
     pub(crate) body: Bytes,
     pub(crate) debug: bool,
     pub(crate) identity: &'a KeyIdentity,
+}
+
+/// A name that stands for a model.
+pub(crate) struct Alias {
+    pub(crate) name: String,
+    /// The same in JSON, as answers have it.
+    pub(crate) json: String,
+}
+
+impl Alias {
+    /// None if the name is the model's own.
+    fn of(asked: &str, model: &Model) -> Option<Self> {
+        (*asked != *model.id).then(|| Self {
+            name: asked.to_owned(),
+            json: Value::from(asked).to_string(),
+        })
+    }
 }
 
 /// Why a turn needs no answer any more.
@@ -74,8 +94,7 @@ pub(crate) async fn run(
     choose_request_id(gateway, client, ctx, &identity.tenant.id);
     let body = read::body(client, &gateway.config.limits).await?;
     let Asked { turn, translation } = beside_others(body.len(), || ask(ctx, dialect, &body))?;
-    let model = Arc::clone(model(gateway, &turn.model)?);
-    ctx.line.model = model.id.to_string();
+    let model = Arc::clone(model(gateway, ctx, &identity, &turn.model)?);
     let headers = &client.req_header().headers;
     let session = session_of(
         identity.tenant.id.as_str(),
@@ -142,8 +161,7 @@ pub(crate) async fn count_tokens(
     let body = read::body(client, &gateway.config.limits).await?;
     beside_others(body.len(), || {
         let (asked, chat) = messages::count_tokens(Fields::parse(&body)?)?;
-        let model = model(gateway, &asked)?;
-        ctx.line.model = model.id.to_string();
+        let model = model(gateway, ctx, &identity, &asked)?;
         let salt = gateway
             .salts
             .of(&identity.tenant.cache_scope, &gateway.fleet);
@@ -154,12 +172,17 @@ pub(crate) async fn count_tokens(
     })
 }
 
-/// The model of this name.
-fn model<'g>(gateway: &'g Gateway, asked: &str) -> Result<&'g Arc<Model>, ApiError> {
-    let models = &gateway.prompts;
-    models
-        .model(asked)
-        .ok_or_else(|| models::unknown(asked, models.models().map(|model| &*model.id)))
+/// The model that the tenant means by this name.
+fn model<'g>(
+    gateway: &'g Gateway,
+    ctx: &mut Ctx,
+    identity: &KeyIdentity,
+    asked: &str,
+) -> Result<&'g Arc<Model>, ApiError> {
+    let model = gateway.model(&identity.tenant.id, asked)?;
+    ctx.line.model = model.id.to_string();
+    ctx.line.model_asked = (*asked != *model.id).then(|| asked.to_owned());
+    Ok(model)
 }
 
 /// A request, read.
@@ -277,9 +300,10 @@ fn plan<'a>(
             .headers
             .get("x-homing-debug")
             .is_some_and(|value| value == "1");
+    let alias = Alias::of(&turn.model, model);
     let params = NodeParams {
         model: &model.id,
-        is_alias: turn.model != *model.id,
+        is_alias: alias.is_some(),
         cache_salt: &salt,
         // Its first event tells the prompt's tokens.
         usage_always: dialect == Dialect::Messages,
@@ -288,6 +312,7 @@ fn plan<'a>(
         dialect,
         delivery: turn.delivery,
         model: Arc::clone(&model.id),
+        alias,
         prompt,
         session,
         output_tokens_expected: turn
@@ -320,6 +345,7 @@ fn open_bill(gateway: &Gateway, ctx: &Ctx, job: &Job<'_>, node: &str) -> Result<
         tenant: job.identity.tenant.id.as_str(),
         key_id: &job.identity.key_id,
         model: &job.model,
+        model_asked: job.alias.as_ref().map_or(&*job.model, |alias| &alias.name),
         session: &job.session.text,
         node,
     };

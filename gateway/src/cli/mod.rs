@@ -58,6 +58,10 @@ pub struct UpArgs {
     /// Model file (GGUF); its id is the file name without `.gguf`
     #[arg(long, value_name = "PATH", default_value = crate::up::DEFAULT_MODEL)]
     pub model: PathBuf,
+    /// Another name for the model, so that a client which asks for a model of its own need not be
+    /// told (repeat it for several; `*` in it stands for any characters; replaces the defaults)
+    #[arg(long, value_name = "NAME", default_values = crate::up::DEFAULT_ALIASES)]
+    pub alias: Vec<String>,
     /// Engine nodes to start
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub nodes: u16,

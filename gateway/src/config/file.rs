@@ -2,6 +2,7 @@
 //! into the checked [`Config`]. Conversions destructure without `..`, so that a new key does not
 //! compile until someone decides what it means.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -10,6 +11,8 @@ use std::time::Duration;
 use cache_index::ids::NodeId;
 use serde::Deserialize;
 
+use super::aliases::{self, AliasFile};
+use super::responses::ResponsesFile;
 use super::{
     Config, ConfigError, Limits, ModelConfig, ModelPrice, NodeConfig, PolicyConfig, Prices,
 };
@@ -24,6 +27,8 @@ pub(super) struct ConfigFile {
     #[serde(default)]
     models: Vec<ModelFile>,
     #[serde(default)]
+    aliases: Vec<AliasFile>,
+    #[serde(default)]
     nodes: Vec<NodeFile>,
     node_token_file: Option<PathBuf>,
     #[serde(default)]
@@ -33,6 +38,8 @@ pub(super) struct ConfigFile {
     prices: BTreeMap<String, PriceFile>,
     #[serde(default)]
     policy: PolicyFile,
+    #[serde(default)]
+    responses: ResponsesFile,
 }
 
 #[derive(Deserialize)]
@@ -112,18 +119,25 @@ impl ConfigFile {
             admin,
             data,
             models,
+            aliases,
             nodes,
             node_token_file,
             limits,
             price_version,
             prices,
             policy,
+            responses,
         } = self;
+        let models = checked_models(models, base)?;
+        let aliases = aliases::checked(aliases, &models)?;
+        let prices = checked_prices(price_version, prices)?;
+        aliases::unpriced(&aliases, &prices)?;
         let config = Config {
             listen: socket("listen", &listen)?,
             admin: admin.map(|admin| socket("admin", &admin)).transpose()?,
             data: base.join(data),
-            models: checked_models(models, base)?,
+            models,
+            aliases,
             nodes: nodes
                 .into_iter()
                 .enumerate()
@@ -131,8 +145,9 @@ impl ConfigFile {
                 .collect::<Result<_, _>>()?,
             node_token_file: node_token_file.map(|file| base.join(file)),
             limits: limits.check()?,
-            prices: checked_prices(price_version, prices)?,
+            prices,
             policy: policy.check()?,
+            responses: responses.check()?,
         };
         let mut names = HashSet::new();
         match config
@@ -146,11 +161,15 @@ impl ConfigFile {
     }
 }
 
-fn value(key: &str, value: impl ToString, allowed: &'static str) -> ConfigError {
+pub(super) fn value(
+    key: &str,
+    value: impl ToString,
+    allowed: impl Into<Cow<'static, str>>,
+) -> ConfigError {
     ConfigError::Value {
         key: key.to_owned(),
         value: value.to_string(),
-        allowed,
+        allowed: allowed.into(),
     }
 }
 

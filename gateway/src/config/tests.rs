@@ -53,6 +53,46 @@ fn every_refusal_names_its_key() {
             "[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1:1\"\nevents = \"127.0.0.1:2\"",
             Err("nodes[0].events"),
         ),
+        (
+            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"a-*\"\nmodel = \"m\"\ntenants = [\"t\"]",
+            Ok(()),
+        ),
+        (
+            "[[models]]\nid = \"m\"\n[[models]]\nid = \"n\"\n[[aliases]]\nname = \"a\"\nmodel = \"x\"",
+            Err("`aliases[0].model` is x; allowed: the id of a model in [[models]]: m, n"),
+        ),
+        (
+            "[[aliases]]\nname = \"a\"\nmodel = \"x\"",
+            Err("[[models]] has none"),
+        ),
+        (
+            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"m\"\nmodel = \"m\"",
+            Err("`aliases[0].name` is m"),
+        ),
+        (
+            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"\"\nmodel = \"m\"",
+            Err("`aliases[0].name` is ; allowed: 1 to 256 bytes"),
+        ),
+        (
+            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"a\"\nmodel = \"m\"\n[[aliases]]\nname = \"a\"\nmodel = \"m\"",
+            Err("`aliases[1].name` is a; allowed: each name once"),
+        ),
+        (
+            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"a\"\nmodel = \"m\"\ntenants = [\"t\", \"u\"]\n[[aliases]]\nname = \"a\"\nmodel = \"m\"\ntenants = [\"u\"]",
+            Err("`aliases[1].name`"),
+        ),
+        (
+            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"a\"\nmodel = \"m\"\ntenants = []",
+            Err("`aliases[0].tenants`"),
+        ),
+        (
+            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"a\"\nmodel = \"m\"\ntenants = [\"a b\"]",
+            Err("`aliases[0].tenants` is a b"),
+        ),
+        (
+            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"a\"\nmodel = \"m\"\n[prices.a]\ninput_nano_usd_per_million = 1\ncached_input_nano_usd_per_million = 0\noutput_nano_usd_per_million = 0",
+            Err("`prices` is a"),
+        ),
         ("[limits]\nbody_bytes_max = 5", Err("limits.body_bytes_max")),
         ("[limits]\nqueue_wait_s = -1.0", Err("limits.queue_wait_s")),
         ("[limits]\nqueue_wait_s = nan", Err("limits.queue_wait_s")),

@@ -84,6 +84,9 @@ struct WireRecord<'a> {
     key_id: Cow<'a, str>,
     #[serde(borrow)]
     model: Cow<'a, str>,
+    /// Left out where it is the model's id, as in lines from before there were aliases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    asked: Option<Cow<'a, str>>,
     #[serde(borrow)]
     node: Cow<'a, str>,
     #[serde(borrow)]
@@ -234,6 +237,7 @@ fn to_wire(record: &UsageRecord) -> WireRecord<'_> {
         tenant,
         key_id,
         model,
+        model_asked,
         node,
         session,
         t_ms,
@@ -253,6 +257,7 @@ fn to_wire(record: &UsageRecord) -> WireRecord<'_> {
         tenant: tenant.into(),
         key_id: key_id.into(),
         model: model.into(),
+        asked: (model_asked != model).then(|| model_asked.into()),
         node: node.into(),
         session: session.into(),
         t_ms: *t_ms,
@@ -275,6 +280,7 @@ fn from_wire(wire: WireRecord<'_>) -> Result<UsageRecord, Damaged> {
         tenant,
         key_id,
         model,
+        asked,
         node,
         session,
         t_ms,
@@ -293,6 +299,7 @@ fn from_wire(wire: WireRecord<'_>) -> Result<UsageRecord, Damaged> {
         request_id: request_id.into_owned(),
         tenant: tenant.into_owned(),
         key_id: key_id.into_owned(),
+        model_asked: asked.map_or_else(|| model.clone().into_owned(), Cow::into_owned),
         model: model.into_owned(),
         node: node.into_owned(),
         session: session.into_owned(),
@@ -320,6 +327,7 @@ mod tests {
             tenant: "demo".to_owned(),
             key_id: "key_1".to_owned(),
             model: "m".to_owned(),
+            model_asked: "claude-m".to_owned(),
             node: "n0".to_owned(),
             session: "s".to_owned(),
             t_ms: 1_800_000_000_000,
@@ -366,6 +374,19 @@ mod tests {
             assert!(!body.contains(&b'\n'));
             assert_eq!(decode(body).unwrap(), expected);
         }
+    }
+
+    /// Would catch a segment from before there were aliases that cannot be read any more.
+    #[test]
+    fn lines_without_an_alias_are_as_they_were() {
+        let record = UsageRecord {
+            model_asked: "m".to_owned(),
+            ..record()
+        };
+        let line = settle_line(&record);
+        assert!(!line.windows(5).any(|part| part == b"asked"));
+        let read = decode(&line[..line.len() - 1]).unwrap();
+        assert_eq!(read, Entry::Settle(Box::new(record)));
     }
 
     /// Would catch a checksum that does not cover every byte of the line.

@@ -46,8 +46,10 @@ pub struct UsageRecord {
     pub tenant: String,
     /// Public id of the API key.
     pub key_id: String,
-    /// Model id as served.
+    /// Model id as served, and as priced.
     pub model: String,
+    /// What the client called it: the same, or an alias.
+    pub model_asked: String,
     /// Node that answered; empty if none did.
     pub node: String,
     /// Session key as text.

@@ -26,15 +26,20 @@ CREATE TABLE IF NOT EXISTS usage (
   model TEXT NOT NULL, node TEXT NOT NULL, session TEXT NOT NULL, t_ms INTEGER NOT NULL,
   input_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
   status TEXT NOT NULL, cost_nano_usd INTEGER NOT NULL, cache_savings_nano_usd INTEGER NOT NULL,
-  price_version TEXT NOT NULL, ttft_ms INTEGER NOT NULL, duration_ms INTEGER NOT NULL
+  price_version TEXT NOT NULL, ttft_ms INTEGER NOT NULL, duration_ms INTEGER NOT NULL,
+  model_asked TEXT
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS usage_by_time ON usage (t_ms);
 CREATE TABLE IF NOT EXISTS progress (
   only INTEGER PRIMARY KEY CHECK (only = 0), segment INTEGER NOT NULL, position INTEGER NOT NULL
 );";
 
+// A column that databases from before there were aliases lack; null is the model's own id.
+const ADD_MODEL_ASKED: &str = "ALTER TABLE usage ADD COLUMN model_asked TEXT";
+
 const INSERT: &str = "
-INSERT INTO usage VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)
+INSERT INTO usage VALUES
+  (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)
 ON CONFLICT DO NOTHING";
 
 // Two processes may project at once; the position only ever moves forward.
@@ -202,6 +207,7 @@ fn insert_one(
         tenant,
         key_id,
         model,
+        model_asked,
         node,
         session,
         t_ms,
@@ -233,6 +239,7 @@ fn insert_one(
         price_version,
         ttft_ms,
         duration_ms,
+        (model_asked != model).then_some(model_asked),
     ])
 }
 
@@ -243,13 +250,29 @@ fn whole(count: u64) -> i64 {
 
 fn connect(path: &Path) -> Result<Connection, ProjectionError> {
     crate::store::private_file(path)?;
-    let connection = Connection::open(path)?;
+    let mut connection = Connection::open(path)?;
     connection.busy_timeout(BUSY_WAIT)?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
     // The journal is the durable copy: after a power loss the position falls back with the rows.
     connection.pragma_update(None, "synchronous", "NORMAL")?;
     connection.execute_batch(SCHEMA)?;
+    add_columns(&mut connection)?;
     Ok(connection)
+}
+
+/// Adds what a database of an earlier version lacks. Two processes may find it missing at once, so
+/// the second one looks again once it may write.
+fn add_columns(connection: &mut Connection) -> rusqlite::Result<()> {
+    let has_model_asked =
+        |connection: &Connection| connection.column_exists(None, "usage", "model_asked");
+    if has_model_asked(connection)? {
+        return Ok(());
+    }
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    if !has_model_asked(&transaction)? {
+        transaction.execute_batch(ADD_MODEL_ASKED)?;
+    }
+    transaction.commit()
 }
 
 fn set_aside(path: &Path) -> io::Result<()> {

@@ -6,6 +6,7 @@
 //! answer, so until then another node can take over ([`End::Retry`]).
 
 pub(crate) mod chunk;
+mod edit;
 mod heard;
 mod refusal;
 mod sse;

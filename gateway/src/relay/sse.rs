@@ -123,6 +123,30 @@ impl Event {
         }
     }
 
+    /// Puts other data in the place of its own; around data of one line, all else stays as it is.
+    pub(crate) fn edit(&mut self, edit: impl FnOnce(&[u8]) -> Option<Vec<u8>>) {
+        let Some(edited) = edit(&self.json()) else {
+            return;
+        };
+        self.bytes = match self.data() {
+            Some(Range { start, end }) => [&self.bytes[..start], &edited, &self.bytes[end..]]
+                .concat()
+                .into(),
+            None => {
+                // Data of several lines: a newline within it stays the end of one.
+                let lines = edited.split(|byte| *byte == b'\n');
+                let mut bytes = BytesMut::new();
+                for line in lines {
+                    bytes.extend_from_slice(b"data: ");
+                    bytes.extend_from_slice(line);
+                    bytes.extend_from_slice(b"\n");
+                }
+                bytes.extend_from_slice(b"\n");
+                bytes.freeze()
+            }
+        };
+    }
+
     fn new(bytes: Bytes) -> Self {
         let kind = kind(&bytes);
         Self { bytes, kind }

@@ -16,6 +16,7 @@ use policies::price::Usage;
 use policies::retry::Outcome;
 
 use super::chunk::ChunkFacts;
+use super::edit::with_model;
 use super::sse::{Event, EventKind, Scanner};
 use super::whole::stopping;
 use super::{Answer, End, Flow, Waited, failure, told, watched};
@@ -146,6 +147,9 @@ impl Stream<'_, '_> {
                         self.translate(&mut event, &facts)?;
                     } else {
                         hidden = self.listen(&mut event, &facts);
+                        if let Some(alias) = &self.flow.job.alias {
+                            event.edit(|json| with_model(json, &alias.json));
+                        }
                     }
                     if let Some(usage) = facts.usage {
                         self.usage = Some(usage.into());

@@ -8,6 +8,7 @@ use policies::price::Usage;
 use policies::retry::Outcome;
 
 use super::chunk::usage_of_whole;
+use super::edit::with_model;
 use super::{Answer, End, Flow, Waited, watched};
 use crate::ledger::Status;
 use crate::respond;
@@ -77,6 +78,10 @@ pub(super) async fn run(flow: &mut Flow<'_>, mut answer: Answer) -> End {
             Ok(translated) => body = translated.into(),
             Err(error) => return End::Retry(Outcome::BadAnswer, error.to_string()),
         }
+    } else if let Some(alias) = &flow.job.alias
+        && let Some(renamed) = with_model(&body, &alias.json)
+    {
+        body = renamed.into();
     }
     flow.ctx.line.ttft_ms = Some(flow.ctx.elapsed_ms());
     if let Err(error) = flow.settle(Status::Complete, usage) {

@@ -34,6 +34,10 @@ use progress::Progress;
 /// The model that `make run` fetches.
 pub const DEFAULT_MODEL: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
+/// What Claude Code and Codex ask for by themselves. Any other name that is not the model's stays
+/// unknown, so that a mistyped one is told and not answered.
+pub const DEFAULT_ALIASES: [&str; 3] = ["claude-*", "gpt-*", "codex-*"];
+
 /// The tenant that is made on first start.
 const DEMO: &str = "demo";
 

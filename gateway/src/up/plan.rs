@@ -31,6 +31,7 @@ pub(super) struct Plan {
     pub(super) model: String,
     pub(super) threads: usize,
     pub(super) nodes: Vec<NodePlan>,
+    aliases: Vec<String>,
     listen: SocketAddr,
     admin: SocketAddr,
     data: PathBuf,
@@ -68,6 +69,7 @@ impl Plan {
             model,
             threads,
             nodes,
+            aliases: args.alias.clone(),
             listen: args.listen,
             admin: args.admin,
             data: args.data.clone(),
@@ -84,11 +86,13 @@ impl Plan {
                 "replay": format!("tcp://{}", node.replay),
             })
         });
+        let alias = |name| json!({ "name": name, "model": self.model });
         let file = json!({
             "listen": self.listen.to_string(),
             "admin": self.admin.to_string(),
             "data": self.data,
             "models": [{ "id": self.model, "gguf": self.model_path }],
+            "aliases": self.aliases.iter().map(alias).collect::<Vec<_>>(),
             "nodes": nodes.collect::<Vec<_>>(),
             "price_version": PRICE_VERSION,
             "prices": { &self.model: {
@@ -139,6 +143,7 @@ mod tests {
         std::fs::write(&model, "").unwrap();
         let args = UpArgs {
             model: model.clone(),
+            alias: vec!["claude-*".to_owned()],
             nodes: 3,
             threads_per_node: None,
             listen: ([127, 0, 0, 1], 0).into(),
@@ -150,6 +155,7 @@ mod tests {
         assert!(plan.threads >= 1);
         let config = plan.config().unwrap();
         assert_eq!(config.nodes.len(), 3);
+        assert_eq!(config.aliases[0].model, plan.model);
         let rates = config.price_book().models["My \"model\".Q4_1"];
         assert!(rates.cached_input > 0 && rates.cached_input < rates.input);
         let missing = UpArgs {

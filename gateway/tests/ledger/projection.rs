@@ -201,6 +201,7 @@ fn report_rows_have_the_promised_fields_and_sums() {
     for number in 0..6 {
         let record = UsageRecord {
             tenant: if number < 4 { "a" } else { "b" }.to_owned(),
+            model_asked: if number < 2 { "claude-x" } else { "m" }.to_owned(),
             t_ms: 1_795_910_400_000 + i64::try_from(number).unwrap() * 43_200_000,
             ..opening(number)
         };
@@ -223,9 +224,14 @@ fn report_rows_have_the_promised_fields_and_sums() {
         (By::Tenant, &["tenant"][..], 2),
         (By::Key, &["tenant", "key"], 2),
         (By::Model, &["model"], 1),
+        (By::Alias, &["model", "model_asked"], 2),
         (By::Session, &["tenant", "session"], 5),
         (By::Day, &["day"], 3),
-        (By::Request, &["request_id", "node", "status", "t_ms"], 6),
+        (
+            By::Request,
+            &["request_id", "model_asked", "node", "status", "t_ms"],
+            6,
+        ),
     ] {
         let rows = report(dir.path(), by);
         assert_eq!(rows.len(), groups, "{by:?}");
@@ -256,6 +262,47 @@ fn report_rows_have_the_promised_fields_and_sums() {
         filtered(None, Some("2026-11-30"), Some("2026-11-30T12:00:00Z")),
         1
     );
+}
+
+/// Would catch a database from before there were aliases that is refused, loses rows or bills twice.
+#[test]
+fn an_older_database_gets_its_new_column() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = rusqlite::Connection::open(dir.path().join("ledger.db")).unwrap();
+    old.execute_batch(
+        "CREATE TABLE usage (
+           record_id TEXT PRIMARY KEY, request_id TEXT NOT NULL, tenant TEXT NOT NULL,
+           key_id TEXT NOT NULL, model TEXT NOT NULL, node TEXT NOT NULL, session TEXT NOT NULL,
+           t_ms INTEGER NOT NULL, input_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
+           output_tokens INTEGER NOT NULL, status TEXT NOT NULL, cost_nano_usd INTEGER NOT NULL,
+           cache_savings_nano_usd INTEGER NOT NULL, price_version TEXT NOT NULL,
+           ttft_ms INTEGER NOT NULL, duration_ms INTEGER NOT NULL
+         ) WITHOUT ROWID;
+         INSERT INTO usage VALUES ('00000000-0000-0000-0000-000000000001', 'req-1', 'demo', 'key_1',
+           'm', 'node-0', 's', 1, 100, 96, 10, 'complete', 12345, 86400, 'test-1', 5, 50);",
+    )
+    .unwrap();
+    drop(old);
+    let ledger = Ledger::open(dir.path(), prices()).unwrap();
+    // The first is there already: its line in the journal changes nothing.
+    for (number, asked) in [(1, "m"), (2, "claude-x")] {
+        let record = UsageRecord {
+            model_asked: asked.to_owned(),
+            ..opening(number)
+        };
+        let entry = ledger.begin(&record).unwrap();
+        entry.settle(complete(&record, 10)).unwrap();
+    }
+    ledger.close();
+    let asked: Vec<_> = report(dir.path(), By::Request)
+        .iter()
+        .map(|row| (row["request_id"].clone(), row["model_asked"].clone()))
+        .collect();
+    let expected =
+        [("req-1", "m"), ("req-2", "claude-x")].map(|(id, name)| (id.into(), name.into()));
+    assert_eq!(asked, expected);
+    let rows = report(dir.path(), By::Model);
+    assert_eq!((rows.len(), &rows[0]["requests"]), (1, &2.into()));
 }
 
 /// Would catch a ledger that makes requests wait for the disk or for each other: prints the cost of

@@ -29,6 +29,7 @@ pub(crate) fn opening(number: u128) -> UsageRecord {
         tenant: "demo".to_owned(),
         key_id: "key_1".to_owned(),
         model: "m".to_owned(),
+        model_asked: "m".to_owned(),
         node: "node-0".to_owned(),
         session: format!("session-{}", number % 3),
         t_ms: unix_ms(),

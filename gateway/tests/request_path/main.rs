@@ -6,10 +6,12 @@
     reason = "a test ends where it finds a fault"
 )]
 
+mod aliases;
 mod answers;
 mod bad_input;
 mod cache;
 mod cancel;
+mod dialects;
 mod full_disk;
 mod identity;
 mod retry;

@@ -59,6 +59,11 @@ impl Gateway {
         )
     }
 
+    /// A gateway with these models and what else stands beside them in the file.
+    pub(crate) fn with_models(nodes: &[&Node], models: &str) -> Self {
+        Self::with(nodes, "", models)
+    }
+
     /// A gateway with these limits.
     pub(crate) fn limited(nodes: &[&Node], limits: &str) -> Self {
         let models = format!("[[models]]\nid = \"{MODEL}\"\n");
