@@ -2,6 +2,8 @@
 //! whose prompt no longer begins with the tokens of the one before. Input are requests recorded
 //! from the real clients, which come with the project's shared files; without these the tests skip.
 
+#![cfg(test)]
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 

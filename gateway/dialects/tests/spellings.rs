@@ -1,6 +1,8 @@
 //! Catches: a conversation whose tokens, or whose session, depend on the dialect or on a client's
 //! way to spell it, and a user's words that are taken for a client's.
 
+#![cfg(test)]
+
 use std::path::PathBuf;
 
 use dialects::normalise::{Options, normalise};

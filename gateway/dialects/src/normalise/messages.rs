@@ -20,8 +20,8 @@ pub(super) fn normalise(messages: &mut Vec<Value>, options: Options) -> bool {
     changed
 }
 
-fn normalise_message(message: &mut Map<String, Value>, options: Options) -> bool {
-    let mut changed = false;
+pub(super) fn normalise_message(message: &mut Map<String, Value>, options: Options) -> bool {
+    let mut changed = options.content && without_blank(message);
     let mut is_marked = false;
     // Walking the few keys costs less than looking each up.
     for (name, value) in message.iter_mut() {
@@ -37,6 +37,26 @@ fn normalise_message(message: &mut Map<String, Value>, options: Options) -> bool
         }
     }
     changed | (is_marked && options.cache_marks && unmark(message))
+}
+
+/// Blank content beside calls becomes null: models write line breaks there, and clients of some
+/// dialects cannot send them back.
+fn without_blank(message: &mut Map<String, Value>) -> bool {
+    let has_calls = message
+        .get("tool_calls")
+        .and_then(Value::as_array)
+        .is_some_and(|calls| !calls.is_empty());
+    match message.get_mut("content").filter(|_| has_calls) {
+        Some(content @ Value::String(_)) => {
+            let text = content.as_str().unwrap_or_default();
+            let is_blank = !text.is_empty() && text.trim().is_empty();
+            if is_blank {
+                *content = Value::Null;
+            }
+            is_blank
+        }
+        _ => false,
+    }
 }
 
 fn normalise_call(call: &mut Value, options: Options) -> bool {

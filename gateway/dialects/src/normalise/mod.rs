@@ -77,6 +77,13 @@ pub fn normalise(prompt: &mut ChatPrompt, options: Options) -> Changed {
     }
 }
 
+/// Gives one message its spelling: an answer, as the next turn's prompt will have it.
+pub fn normalise_message(message: &mut serde_json::Value, options: Options) {
+    if let Some(message) = message.as_object_mut() {
+        messages::normalise_message(message, options);
+    }
+}
+
 impl Turn<'_> {
     /// Gives the turn's prompt its one spelling, which its node's body then has too.
     pub fn normalise(&mut self, options: Options) -> Changed {

@@ -2,7 +2,6 @@
 //! a turn that is written anew, or copied, for nothing.
 
 use rand::rngs::StdRng;
-use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Map, Value, json};
 
@@ -35,6 +34,8 @@ fn check_messages(options: Options, sent: &Value, expected: &Value) {
         "once is enough: {sent}"
     );
 }
+
+mod orders;
 
 const LINE: &str =
     "x-anthropic-billing-header: cc_version=2.1.332.31a; cc_entrypoint=cli; cch=0aaa9;";
@@ -129,6 +130,33 @@ fn lists_of_texts_are_their_text() {
         &user(json!([marked])),
         &user(json!([text("a")])),
     );
+}
+
+#[test]
+fn blank_content_beside_calls_is_null() {
+    let call =
+        json!([{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
+    let on = Options::default();
+    let assistant = |content: Value, calls: &Value| json!([{"role": "assistant", "content": content, "tool_calls": calls}]);
+    for (content, expected) in [
+        (json!("\n\n"), json!(null)),
+        (json!(""), json!("")),
+        (json!(null), json!(null)),
+        (json!(" a\n"), json!(" a\n")),
+    ] {
+        check_messages(on, &assistant(content, &call), &assistant(expected, &call));
+    }
+    let alone = assistant(json!("\n"), &json!([]));
+    check_messages(on, &alone, &alone);
+    let off = Options {
+        content: false,
+        ..on
+    };
+    let kept = assistant(json!("\n"), &call);
+    check_messages(off, &kept, &kept);
+    let mut answer = kept[0].clone();
+    normalise_message(&mut answer, on);
+    assert_eq!(answer, assistant(json!(null), &call)[0]);
 }
 
 #[test]
@@ -262,95 +290,6 @@ fn random_object(random: &mut StdRng, depth: u32) -> Map<String, Value> {
         .collect()
 }
 
-#[test]
-fn tools_are_the_same_in_any_order_of_keys() {
-    let tools = json!([{"type": "function", "function": {
-        "name": "edit",
-        "description": "Edits.",
-        "parameters": {
-            "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "type": "object",
-            "properties": {
-                "path": {"type": "string", "minLength": 1, "description": "Where"},
-                "edits": {"type": "array", "description": "What", "items": {
-                    "type": "object",
-                    "properties": {
-                        "old": {"type": "string"},
-                        "all": {"anyOf": [{"type": "boolean", "default": false}, {"type": "null"}]},
-                        "new": {"type": "string"},
-                    },
-                    "required": ["old", "all", "new"],
-                    "additionalProperties": false,
-                }},
-                "mode": {"type": "string", "enum": ["b", "a"], "description": "How"},
-                "type": {"$ref": "#/$defs/kind"},
-            },
-            "required": ["path", "edits"],
-            "additionalProperties": false,
-            "$defs": {"kind": {"default": {"z": 1, "a": 2}}, "other": {}},
-        },
-        "strict": true,
-    }}]);
-    let mut expected = prompt(json!([]), Some(tools.clone()));
-    assert!(
-        !normalise(&mut expected, Options::default()).any(),
-        "already in order"
-    );
-    let mut random = StdRng::seed_from_u64(7);
-    for _ in 0..200 {
-        let mut given = prompt(json!([]), Some(shuffled(&tools, &mut random)));
-        let sent = given.tools.as_ref().map(Value::to_string);
-        let changed = normalise(&mut given, Options::default());
-        let now = given.tools.as_ref().map(Value::to_string);
-        assert_eq!(changed.tools, sent != now);
-        assert_eq!(now, Some(tools.to_string()));
-        let mut kept = prompt(json!([]), Some(shuffled(&tools, &mut random)));
-        let off = Options {
-            schema_order: false,
-            ..Options::default()
-        };
-        assert!(!normalise(&mut kept, off).any());
-    }
-}
-
-/// The same value with its objects' keys in another order; what is no schema keeps its own.
-fn shuffled(value: &Value, random: &mut StdRng) -> Value {
-    match value {
-        Value::Array(items) => items.iter().map(|item| shuffled(item, random)).collect(),
-        Value::Object(fields) => {
-            let mut entries: Vec<(String, Value)> = fields
-                .iter()
-                .map(|(name, field)| match name.as_str() {
-                    "default" => (name.clone(), field.clone()),
-                    _ => (name.clone(), shuffled(field, random)),
-                })
-                .collect();
-            entries.shuffle(random);
-            Value::Object(entries.into_iter().collect())
-        }
-        other => other.clone(),
-    }
-}
-
-#[test]
-fn many_required_properties_cost_no_square() {
-    let names: Vec<String> = (0..20_000).map(|at| format!("p{at}")).collect();
-    let properties: Map<String, Value> = names
-        .iter()
-        .rev()
-        .map(|name| (name.clone(), json!({})))
-        .collect();
-    let tool = json!([{"type": "function", "function": {"name": "f", "parameters":
-        {"type": "object", "properties": properties, "required": names}}}]);
-    let mut given = prompt(json!([]), Some(tool));
-    assert!(normalise(&mut given, Options::default()).tools);
-    let ordered = given.tools.as_ref().expect("tools")[0]["function"]["parameters"]["properties"]
-        .as_object()
-        .expect("an object")
-        .keys();
-    assert!(ordered.eq(&names));
-}
-
 fn body_of(chat: &str) -> String {
     let mut turn = crate::chat(Fields::parse(chat.as_bytes()).expect("JSON")).expect("a turn");
     turn.normalise(Options::default());
@@ -422,21 +361,4 @@ fn texts_are_moved_and_never_copied() {
         at(&tools[0]["function"]["description"]),
     ];
     assert_eq!(before, after);
-}
-
-#[test]
-fn any_prompt_is_normalised_once() {
-    bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
-        let Ok(Value::Array(messages)) = serde_json::from_slice(bytes) else {
-            return;
-        };
-        let tools = Some(Value::Array(messages.clone()));
-        let mut given = ChatPrompt {
-            messages,
-            tools,
-            template_kwargs: None,
-        };
-        normalise(&mut given, Options::default());
-        assert!(!normalise(&mut given, Options::default()).any());
-    });
 }

@@ -321,3 +321,16 @@ fn operators_choose() {
         .collect();
     assert_eq!(default, chosen);
 }
+
+#[test]
+fn the_documentation_has_the_same_table() {
+    let page = include_str!("../../../../docs/sessions.md");
+    let documented: Vec<&str> = page
+        .lines()
+        .skip_while(|line| !line.starts_with("| signal |"))
+        .take_while(|line| line.starts_with('|'))
+        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+        .collect();
+    let rows: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
+    assert_eq!(documented, rows);
+}
