@@ -1,0 +1,379 @@
+//! What does the gateway remember of responses, and how does a turn continue one?
+//!
+//! A turn begins with [`Responses::begin`]: what it continues is found, an unknown id is refused,
+//! and a conversation is held, so that two turns never write into one at once. It ends with
+//! [`Responses::keep`], before its client can read that it ended. What lies between the two is a
+//! [`Keeping`], whose drop gives back what was held.
+//!
+//! Read next: [`store`] (what is promised), [`sqlite`] (how it is kept), `objects` and
+//! `conversations` (the endpoints), `running` (cancelling).
+
+mod conversations;
+mod ids;
+mod objects;
+mod page;
+mod recent;
+mod rows;
+mod running;
+mod sqlite;
+mod store;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dialects::answer::{Continues, Stored as Answered};
+use dialects::error::{ApiError, Code, ErrorKind};
+use dialects::responses::{conversation_not_found, previous_response_not_found};
+use policies::view::SessionKey;
+use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
+
+pub(crate) use objects::answer;
+pub(crate) use running::Cancelled;
+
+use crate::config::ResponsesConfig;
+use crate::ledger::unix_ms;
+use crate::session::SessionId;
+use crate::store::TenantId;
+use crate::tasks::{Phase, Tasks};
+use running::{Running, Turn};
+use sqlite::{Bounds, Sqlite};
+use store::{Finished, Kept, KeptSession, Link, Order, ResponseStore, Span, StoreError};
+
+/// Links of a chain that a turn may continue: an agent's longest sessions have some hundreds.
+const CHAIN_MAX: usize = 10_000;
+/// How often what is past its time is removed. It is not shown before that either.
+const EXPIRE_EVERY: Duration = Duration::from_secs(60);
+
+/// The memory of all tenants' responses.
+pub(crate) struct Responses {
+    store: Arc<dyn ResponseStore>,
+    sqlite: Arc<Sqlite>,
+    /// Bytes of JSON that a turn may continue: what a client may send is also what it may mean.
+    history_bytes_max: usize,
+    /// Conversations in use, by tenant and id.
+    held: Arc<Mutex<HashSet<(TenantId, String)>>>,
+    running: Running,
+}
+
+/// What a turn continues.
+#[derive(Default)]
+pub(crate) struct Earlier {
+    /// Inputs and outputs of earlier turns in their order.
+    pub(crate) items: Vec<Value>,
+    /// The session of the chain.
+    pub(crate) session: Option<SessionId>,
+}
+
+/// Whether a turn's response is to be kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// `store` is true or not said.
+    Yes,
+    /// `store` is false.
+    No,
+}
+
+/// A turn on its way from [`Responses::begin`] to [`Responses::keep`].
+pub(crate) struct Keeping {
+    tenant: TenantId,
+    keep: Keep,
+    continues: Option<Link>,
+    /// Its place among the turns that can be cancelled.
+    turn: Turn,
+    _held: Option<Held>,
+}
+
+/// A conversation in use by one turn.
+struct Held {
+    all: Arc<Mutex<HashSet<(TenantId, String)>>>,
+    key: (TenantId, String),
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&self.key);
+    }
+}
+
+impl Responses {
+    /// Opens the memory in the data directory.
+    pub(crate) fn open(
+        data: &Path,
+        config: &ResponsesConfig,
+        history_bytes_max: usize,
+    ) -> Result<Self, StoreError> {
+        let bounds = Bounds {
+            ttl_ms: i64::try_from(config.ttl.as_millis()).unwrap_or(i64::MAX),
+            rows_per_tenant: i64::try_from(config.rows_per_tenant).unwrap_or(i64::MAX),
+            bytes_per_tenant: i64::try_from(config.bytes_per_tenant).unwrap_or(i64::MAX),
+        };
+        let sqlite = Arc::new(Sqlite::open(data, bounds)?);
+        let store: Arc<dyn ResponseStore> = Arc::clone(&sqlite) as _;
+        Ok(Self {
+            store,
+            sqlite,
+            history_bytes_max,
+            held: Arc::default(),
+            running: Running::default(),
+        })
+    }
+
+    /// Removes what is past its time, until the process stops.
+    pub(crate) fn watch(&self, tasks: &Tasks) {
+        let (store, drain) = (Arc::clone(&self.store), tasks.drain());
+        tasks.spawn("responses-expiry", async move {
+            loop {
+                if let Err(error) = store.expire(unix_ms()).await {
+                    tracing::error!(%error, "old responses were not removed");
+                }
+                let stopping = drain.reached(Phase::Stopping);
+                if tokio::time::timeout(EXPIRE_EVERY, stopping).await.is_ok() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Closes the store; what was asked for is done first.
+    pub(crate) fn close(&self) {
+        self.sqlite.close();
+    }
+
+    /// A turn of this tenant begins, under the id that its response will have.
+    pub(crate) async fn begin(
+        &self,
+        tenant: &TenantId,
+        id: &str,
+        (continues, keep): (Option<&Continues>, Keep),
+    ) -> Result<(Keeping, Earlier), ApiError> {
+        let mut keeping = Keeping {
+            tenant: tenant.clone(),
+            keep,
+            continues: None,
+            turn: self.running.begin(tenant, id),
+            _held: None,
+        };
+        let earlier = match continues {
+            None => Earlier::default(),
+            Some(Continues::Response(previous)) => {
+                ids::check("previous_response_id", previous, "resp")?;
+                keeping.continues = Some(Link::Response(previous.clone()));
+                self.chain(tenant, previous).await?
+            }
+            Some(Continues::Conversation(conversation)) => {
+                ids::check("conversation", conversation, "conv")?;
+                keeping._held = Some(self.hold(tenant, conversation)?);
+                let (earlier, before) = self.conversation(tenant, conversation, i64::MAX).await?;
+                keeping.continues = Some(Link::Conversation {
+                    id: conversation.clone(),
+                    before,
+                });
+                earlier
+            }
+        };
+        Ok((keeping, earlier))
+    }
+
+    /// The turn's answer is complete: it is kept when this returns. A failure costs the client its
+    /// next turn's memory, not this turn's answer, so it is logged and nothing more.
+    pub(crate) async fn keep(
+        &self,
+        keeping: &Keeping,
+        session: &SessionId,
+        answered: Option<Answered>,
+    ) {
+        let Some(answered) = answered else {
+            return;
+        };
+        if keeping.is_cancelled() {
+            keeping.turn.end(&answered.response);
+        }
+        let now_ms = unix_ms();
+        let id = answered.id.clone();
+        let append = match &keeping.continues {
+            Some(Link::Conversation { id, .. }) => {
+                let items = answered.input.iter().chain(&answered.output);
+                Some((id.clone(), items.map(ids::item).collect()))
+            }
+            _ => None,
+        };
+        let kept = match keeping.keep {
+            Keep::Yes => kept(keeping, session, answered, now_ms),
+            Keep::No => None,
+        };
+        let left = Finished {
+            response: kept.map(|kept| (id.clone(), Arc::new(kept))),
+            append,
+        };
+        if left.response.is_none() && left.append.is_none() {
+            return;
+        }
+        if let Err(error) = self.store.finish(&keeping.tenant, left, now_ms).await {
+            tracing::error!(%error, response = id, "a response was not kept");
+        }
+    }
+
+    /// The right to write into a conversation.
+    fn hold(&self, tenant: &TenantId, id: &str) -> Result<Held, ApiError> {
+        let key = (tenant.clone(), id.to_owned());
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if !held.insert(key.clone()) {
+            return Err(ApiError::param(
+                ErrorKind::Refused(Code::ConversationLocked),
+                "conversation",
+                "Another response is being made in this conversation. Try again once it is done.",
+            ));
+        }
+        Ok(Held {
+            all: Arc::clone(&self.held),
+            key,
+        })
+    }
+
+    /// All that led to this response and the response itself.
+    async fn chain(&self, tenant: &TenantId, first: &str) -> Result<Earlier, ApiError> {
+        let (mut links, mut bytes) = (Vec::<Arc<Kept>>::new(), 0);
+        let mut next = Some(Link::Response(first.to_owned()));
+        let mut items = Vec::new();
+        while let Some(Link::Response(id)) = &next {
+            let now_ms = unix_ms();
+            let found = self.store.response(tenant, id, now_ms).await;
+            let kept = found.map_err(unavailable)?;
+            let kept = kept.ok_or_else(|| previous_response_not_found(first))?;
+            bytes += kept.bytes();
+            if bytes > self.history_bytes_max || links.len() >= CHAIN_MAX {
+                return Err(self.too_long("previous_response_id"));
+            }
+            next.clone_from(&kept.continues);
+            links.push(kept);
+        }
+        if let Some(Link::Conversation { id, before }) = &next {
+            let (earlier, _) = self.conversation(tenant, id, *before).await?;
+            items = earlier.items;
+        }
+        for kept in links.iter().rev() {
+            for list in [&kept.input, &kept.output] {
+                items.extend(listed(list)?);
+            }
+        }
+        let session = links.first().and_then(|kept| session(&kept.session));
+        Ok(Earlier { items, session })
+    }
+
+    /// The items of a conversation before a position, and the first position behind them.
+    async fn conversation(
+        &self,
+        tenant: &TenantId,
+        id: &str,
+        before: i64,
+    ) -> Result<(Earlier, i64), ApiError> {
+        /// Items read at once.
+        const PAGE: usize = 1000;
+        let (mut items, mut bytes, mut after) = (Vec::new(), 0, 0);
+        loop {
+            let span = Span {
+                before,
+                after,
+                most: PAGE,
+                order: Order::Ascending,
+            };
+            let page = self.store.items(tenant, id, span, unix_ms()).await;
+            let page = page
+                .map_err(unavailable)?
+                .ok_or_else(|| conversation_not_found(id))?;
+            let full = page.len() == PAGE;
+            for placed in page {
+                bytes += placed.item.json.len();
+                if bytes > self.history_bytes_max {
+                    return Err(self.too_long("conversation"));
+                }
+                after = placed.position;
+                items.push(serde_json::from_str(&placed.item.json).map_err(unreadable)?);
+            }
+            if !full {
+                let session = None;
+                return Ok((Earlier { items, session }, after + 1));
+            }
+        }
+    }
+
+    fn too_long(&self, param: &str) -> ApiError {
+        ApiError::invalid(
+            param,
+            format!(
+                "What '{param}' refers to is longer than {} bytes or {CHAIN_MAX} responses. Begin anew with the part that still matters.",
+                self.history_bytes_max
+            ),
+        )
+    }
+}
+
+impl Keeping {
+    /// Resolves when somebody asks to cancel the turn.
+    pub(crate) fn cancelled(&self) -> Cancelled {
+        self.turn.cancelled()
+    }
+
+    /// Whether somebody has asked to cancel it.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.turn.is_cancelled()
+    }
+}
+
+/// What is kept of an answer.
+fn kept(keeping: &Keeping, session: &SessionId, answered: Answered, now_ms: i64) -> Option<Kept> {
+    let Answered {
+        id: _,
+        mut response,
+        input,
+        output,
+        continues: _,
+    } = answered;
+    if let Some(said) = response.get_mut("output")
+        && said.as_array() == Some(&output)
+    {
+        *said = Value::Null;
+    }
+    Some(Kept {
+        t_ms: now_ms,
+        continues: keeping.continues.clone(),
+        session: KeptSession {
+            key: format!("{:032x}", session.key.0),
+            text: session.text.clone(),
+        },
+        response: to_raw_value(&response).ok()?,
+        input: to_raw_value(&input).ok()?,
+        output: to_raw_value(&output).ok()?,
+    })
+}
+
+/// A list of items as it was kept.
+fn listed(list: &RawValue) -> Result<Vec<Value>, ApiError> {
+    serde_json::from_str(list.get()).map_err(unreadable)
+}
+
+fn session(kept: &KeptSession) -> Option<SessionId> {
+    Some(SessionId {
+        key: SessionKey(u128::from_str_radix(&kept.key, 16).ok()?),
+        text: kept.text.clone(),
+    })
+}
+
+/// The store does not answer.
+fn unavailable(error: StoreError) -> ApiError {
+    let message = "Stored responses cannot be read right now. Try again in a moment.";
+    ApiError::new(ErrorKind::StoreUnavailable, message).because(error)
+}
+
+/// What was stored is not what it was.
+fn unreadable(error: serde_json::Error) -> ApiError {
+    let message = "A stored response could not be read.";
+    ApiError::new(ErrorKind::Internal, message).because(error)
+}
