@@ -6,6 +6,8 @@
 //! message: the same conversation has the same prompt in each dialect. Checked as the API does:
 //! every call has a result in the next turn, and every result a call in the turn before.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value};
 
 use super::blocks::{Block, Call, Outcome, Speaker, block, not_blank};
@@ -15,6 +17,8 @@ use crate::error::ApiError;
 
 /// Most messages in one request, as the API has it.
 const MESSAGES_MAX: usize = 100_000;
+/// Most ids that an error repeats.
+const IDS_SHOWN_MAX: usize = 8;
 /// How the line begins that Claude Code puts before its system prompt, for its own billing.
 const BILLING_LINE: &str = "x-anthropic-billing-header:";
 
@@ -39,8 +43,9 @@ pub(super) fn conversation(
         Some(Value::Array(items)) => items,
         Some(_) => return Err(path.should_be("a valid list")),
     };
+    let none = || path.refuse("at least one message is required");
     if items.is_empty() {
-        return Err(path.refuse("at least one message is required"));
+        return Err(none());
     }
     if items.len() > MESSAGES_MAX {
         let found = items.len();
@@ -73,6 +78,10 @@ pub(super) fn conversation(
         chat.all_answered()?;
     }
     chat.close_assistant();
+    if chat.messages.is_empty() {
+        // Messages that only change the configuration.
+        return Err(none());
+    }
     Ok((chat.messages, last))
 }
 
@@ -143,8 +152,8 @@ struct Chat {
     messages: Vec<Value>,
     /// The assistant's turn that is not over.
     assistant: Option<Assistant>,
-    /// Calls of the latest assistant's turn, and whether a result came.
-    asked: Vec<(String, bool)>,
+    /// Calls of the latest assistant's turn by their ids: their places, and whether a result came.
+    asked: HashMap<String, (usize, bool)>,
     /// Where that turn's latest message is.
     asked_at: usize,
 }
@@ -225,7 +234,7 @@ impl Chat {
 
     fn result(&mut self, path: Path<'_>, outcome: Outcome) -> Result<(), ApiError> {
         let Outcome { id, text } = outcome;
-        match self.asked.iter_mut().find(|(asked, _)| *asked == id) {
+        match self.asked.get_mut(&id) {
             None => {
                 return Err(path.refuse(format_args!(
                     "unexpected `tool_use_id` found in `tool_result` blocks: {id}. Each \
@@ -263,10 +272,10 @@ impl Chat {
                 Block::Text(text) => turn.text.push_str(&text),
                 Block::Thinking(thinking) => turn.reasoning.push_str(&thinking),
                 Block::Call(call) => {
-                    if self.asked.iter().any(|(id, _)| *id == call.id) {
+                    let place = self.asked.len();
+                    if self.asked.insert(call.id.clone(), (place, false)).is_some() {
                         return Err(content.at(at).refuse("`tool_use` ids must be unique"));
                     }
-                    self.asked.push((call.id.clone(), false));
                     turn.calls.push(call);
                 }
                 Block::Outcome(_) | Block::Silent => {}
@@ -277,11 +286,17 @@ impl Chat {
 
     /// Refuses calls that nobody answered.
     fn all_answered(&self) -> Result<(), ApiError> {
-        let open = self.asked.iter().filter(|(_, has_result)| !has_result);
-        let open: Vec<&str> = open.map(|(id, _)| id.as_str()).collect();
+        let open = self.asked.iter().filter(|(_, (_, has_result))| !has_result);
+        let mut open: Vec<(usize, &str)> = open.map(|(id, (at, _))| (*at, &**id)).collect();
         if open.is_empty() {
             return Ok(());
         }
+        open.sort_unstable();
+        let open: Vec<&str> = open
+            .into_iter()
+            .take(IDS_SHOWN_MAX)
+            .map(|(_, id)| id)
+            .collect();
         Err(Path::root("messages").at(self.asked_at).refuse(format_args!(
             "`tool_use` ids were found without `tool_result` blocks immediately after: {}. Each \
              `tool_use` block must have a corresponding `tool_result` block in the next message.",
