@@ -19,8 +19,6 @@ use crate::error::ApiError;
 const MESSAGES_MAX: usize = 100_000;
 /// Most ids that an error repeats.
 const IDS_SHOWN_MAX: usize = 8;
-/// How the line begins that Claude Code puts before its system prompt, for its own billing.
-const BILLING_LINE: &str = "x-anthropic-billing-header:";
 
 /// Whose turn the last message is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,27 +99,8 @@ fn system_prompt(system: Value, marks: &mut Marks) -> Result<Option<Value>, ApiE
             _ => return Err(path.refuse("`system` takes text blocks only")),
         }
     }
-    // The one boundary between blocks that has a meaning: the line changes without any, and whoever
-    // takes it away must know where it ends.
-    if texts
-        .first()
-        .is_some_and(|text| text.starts_with(BILLING_LINE))
-    {
-        let mut texts = texts.into_iter();
-        let line = texts.next().map(text_part);
-        let rest: String = texts.collect();
-        let rest = (!rest.is_empty()).then(|| text_part(rest));
-        return Ok(Some(line.into_iter().chain(rest).collect()));
-    }
     let text = joined(texts);
     Ok((!text.is_empty()).then_some(Value::String(text)))
-}
-
-fn text_part(text: String) -> Value {
-    let mut part = Map::new();
-    part.insert("type".to_owned(), "text".into());
-    part.insert("text".to_owned(), text.into());
-    Value::Object(part)
 }
 
 /// Texts side by side.

@@ -7,19 +7,11 @@
 use serde_json::Value;
 
 use super::path::{Object, Path};
+use crate::caching::Retention;
 use crate::error::ApiError;
 
 /// Marks in one request, as the API has it.
 const MARKS_MAX: usize = 4;
-
-/// How long a prefix is wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Retention {
-    /// `5m`, and what a mark means that does not say.
-    FiveMinutes,
-    /// `1h`
-    OneHour,
-}
 
 /// The marks of a request, in the prompt's order: tools, system, messages.
 #[derive(Debug, Default)]
@@ -37,7 +29,7 @@ impl Marks {
         };
         let retention = read(mark)?;
         self.found += 1;
-        if retention == Retention::OneHour && self.latest == Some(Retention::FiveMinutes) {
+        if retention == Retention::Hour1 && self.latest == Some(Retention::Minutes5) {
             return Err(object.path.name("cache_control").refuse(
                 "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control \
                  block. Note that blocks are processed in the following order: `tools`, `system`, \
@@ -79,8 +71,8 @@ fn read(mut mark: Object<'_>) -> Result<Retention, ApiError> {
         return Err(mark.path.unknown_tag(&tag, &["ephemeral"]));
     }
     match mark.text("ttl")?.as_deref() {
-        None | Some("5m") => Ok(Retention::FiveMinutes),
-        Some("1h") => Ok(Retention::OneHour),
+        None | Some("5m") => Ok(Retention::Minutes5),
+        Some("1h") => Ok(Retention::Hour1),
         Some(_) => {
             let path = mark.path.name("ephemeral");
             Err(path.name("ttl").should_be("'5m' or '1h'"))

@@ -12,13 +12,13 @@
 use serde_json::{Map, Value};
 
 use crate::answer::Translation;
+use crate::caching::Retention;
 use crate::error::ApiError;
 use crate::{ChatPrompt, Delivery, Fields, PromptInput, TokenIds, Turn, TurnBody};
 
 use self::answer::Answer;
 use self::conversation::Last;
 use self::marks::Marks;
-pub use self::marks::Retention;
 use self::path::{Object, Path};
 use self::tools::Tools;
 

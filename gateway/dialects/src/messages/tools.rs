@@ -69,7 +69,8 @@ impl Tools {
             return Err(tool.path.name("name").refuse(what));
         }
         let description = tool.text("description")?;
-        for flag in ["strict", "defer_loading", "eager_input_streaming"] {
+        let is_strict = tool.flag("strict")?.unwrap_or(false);
+        for flag in ["defer_loading", "eager_input_streaming"] {
             tool.flag(flag)?;
         }
         let schema = schema(&mut tool)?;
@@ -83,6 +84,9 @@ impl Tools {
             function.insert("description".to_owned(), Value::String(description));
         }
         function.insert("parameters".to_owned(), schema);
+        if is_strict {
+            function.insert("strict".to_owned(), Value::Bool(true));
+        }
         // Moved, not copied as `json!` would: agents send 40 KB of schemas.
         let mut tool = Map::new();
         tool.insert("type".to_owned(), Value::String("function".to_owned()));

@@ -36,8 +36,7 @@ fn systems_and_users_are_text() {
         (user(json!([text("h"), marked("i")])), hi.clone()),
         (
             json!({"system": [text("x-anthropic-billing-header: cc_version=1;"), text("be"), marked(" kind")]}),
-            json!([{"role": "system", "content": [
-                text("x-anthropic-billing-header: cc_version=1;"), text("be kind")]}, hi[0]]),
+            said("x-anthropic-billing-header: cc_version=1;be kind"),
         ),
         // The same words in the user's mouth are the user's.
         (
@@ -156,7 +155,7 @@ fn tools_become_functions_and_others_stay_out() {
     let body = request(&json!({"tools": tools, "tool_choice": {"type": "auto"}})).to_string();
     let (prompt, node) = read(body.as_bytes()).expect("sound tools");
     let expected = json!([
-        {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}},
+        {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema, "strict": true}},
         {"type": "function", "function": {"name": "g-_9", "parameters": {"type": "object"}}},
     ]);
     assert_eq!(
