@@ -68,17 +68,25 @@ impl Answer {
         Ok(true)
     }
 
-    /// Closes all items; the event's name is that of the response's last state.
-    fn finish(&mut self, end: &End, out: &mut Vec<u8>) -> &'static str {
+    /// Closes all items and tells the response as it stands in the end.
+    fn finish(&mut self, end: &End, out: &mut Vec<u8>) {
         let (mut stage, output) = self.stage(out);
         let (finish, items) = output.end(&mut stage);
         let (kind, status) = match finish.incomplete() {
             None => ("response.completed", Status::Completed(end)),
             Some(reason) => ("response.incomplete", Status::Incomplete(reason, end)),
         };
+        self.tell(kind, &status, &items, out);
+    }
+
+    /// Appends an event with the response object.
+    fn tell(&mut self, kind: &str, status: &Status<'_>, items: &[u8], out: &mut Vec<u8>) {
         self.told.clear();
-        self.plan.write(&mut self.told, &status, &items);
-        kind
+        self.plan.write(&mut self.told, status, items);
+        let told = &self.told;
+        self.sequence.event(out, kind, |members| {
+            members.json("response", told);
+        });
     }
 }
 
@@ -96,11 +104,7 @@ impl Translation for Answer {
 
     fn end(&mut self, end: &End, out: &mut Vec<u8>) {
         self.open(out);
-        let kind = self.finish(end, out);
-        let told = &self.told;
-        self.sequence.event(out, kind, |members| {
-            members.json("response", told);
-        });
+        self.finish(end, out);
     }
 
     fn fail(&mut self, error: &ApiError, so_far: Usage, out: &mut Vec<u8>) {
@@ -117,13 +121,21 @@ impl Translation for Answer {
             };
         });
         let items = self.output.so_far();
-        self.told.clear();
         let status = Status::Failed(error, so_far);
-        self.plan.write(&mut self.told, &status, &items);
-        let told = &self.told;
-        self.sequence.event(out, "response.failed", |members| {
-            members.json("response", told);
-        });
+        self.tell("response.failed", &status, &items, out);
+    }
+
+    fn cancel(&mut self, so_far: Usage, out: &mut Vec<u8>) {
+        self.open(out);
+        let (mut stage, output) = self.stage(out);
+        let items = output.cancel(&mut stage);
+        // There is no event for it; the one that ends a stream early is what clients know.
+        self.tell(
+            "response.incomplete",
+            &Status::Cancelled(so_far),
+            &items,
+            out,
+        );
     }
 
     fn whole(&mut self, json: &[u8], end: &End) -> Result<Vec<u8>, Malformed> {

@@ -23,6 +23,8 @@ pub(super) enum Finish {
     Length,
     /// By a filter.
     Filter,
+    /// By the client's wish.
+    Cancelled,
 }
 
 impl Finish {
@@ -37,7 +39,7 @@ impl Finish {
     /// The API's word for why an answer is incomplete.
     pub(super) fn incomplete(self) -> Option<&'static str> {
         match self {
-            Self::Complete => None,
+            Self::Complete | Self::Cancelled => None,
             Self::Length => Some("max_output_tokens"),
             Self::Filter => Some("content_filter"),
         }
@@ -47,7 +49,7 @@ impl Finish {
     pub(super) fn status(self) -> &'static str {
         match self {
             Self::Complete => "completed",
-            Self::Length | Self::Filter => "incomplete",
+            Self::Length | Self::Filter | Self::Cancelled => "incomplete",
         }
     }
 }
@@ -262,6 +264,12 @@ impl Output {
             self.close_text(stage, finish);
         }
         (finish, self.items.joined())
+    }
+
+    /// The client wants no more: closes all, and tells the items with commas between them.
+    pub(super) fn cancel(&mut self, stage: &mut Stage<'_>) -> Vec<u8> {
+        self.finish(stage, Finish::Cancelled);
+        self.items.joined()
     }
 
     /// The items that are complete, with commas between them.

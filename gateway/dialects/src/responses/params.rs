@@ -178,21 +178,11 @@ fn unserved(top: Object<'_, '_>) -> Result<(), ApiError> {
 fn accepted(top: Object<'_, '_>) -> Result<(), ApiError> {
     top.word("truncation", &["auto", "disabled"])?;
     top.word("service_tier", TIERS)?;
-    top.word("prompt_cache_retention", &["in_memory", "in-memory", "24h"])?;
     top.integer("max_tool_calls", (1, i64::MAX))?;
     top.flag("parallel_tool_calls")?;
     top.object("client_metadata")?;
-    for name in ["user", "safety_identifier", "prompt_cache_key"] {
+    for name in ["user", "safety_identifier"] {
         top.text(name)?;
-    }
-    let path = Path::Key(top.path, "prompt_cache_options");
-    if let Some(members) = top.object("prompt_cache_options")? {
-        let options = Object {
-            members,
-            path: &path,
-        };
-        options.word("mode", &["implicit", "explicit"])?;
-        options.word("ttl", &["30m", "12h"])?;
     }
     Ok(())
 }

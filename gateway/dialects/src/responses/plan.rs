@@ -37,6 +37,8 @@ pub(super) enum Status<'s> {
     /// It ended early, for this reason.
     Incomplete(&'static str, &'s End),
     Failed(&'s ApiError, Usage),
+    /// The client wanted no more of it.
+    Cancelled(Usage),
 }
 
 impl Plan {
@@ -58,6 +60,7 @@ impl Plan {
             Status::Completed(end) => ("completed", Some(end.usage), end.homing.as_ref()),
             Status::Incomplete(_, end) => ("incomplete", Some(end.usage), end.homing.as_ref()),
             Status::Failed(_, usage) => ("failed", Some(*usage), None),
+            Status::Cancelled(usage) => ("cancelled", Some(*usage), None),
         };
         members.text("status", word);
         members.json("background", b"false");

@@ -18,6 +18,7 @@ use super::read::{Object, Path, parsed};
 use super::tools::{self, Tools};
 use super::{echo, refuse};
 use crate::answer::{Continues, Translation};
+use crate::caching;
 use crate::error::ApiError;
 use crate::{ChatPrompt, Fields, PromptInput, TokenIds, Turn, TurnBody};
 
@@ -42,6 +43,7 @@ pub fn parse(fields: Fields<'_>) -> Result<Request<'_>, ApiError> {
         path: &Path::Root,
     };
     let mut params = params::read(all)?;
+    caching::retention(&fields)?;
     let tools = tools::read(all)?;
     if let Some(choice) = &tools.choice {
         params.node.insert("tool_choice".to_owned(), choice.clone());

@@ -3,4 +3,8 @@
 mod support;
 
 mod answers;
+mod fuzz;
+mod kept;
+mod malformed;
 mod prompts;
+mod streams;
