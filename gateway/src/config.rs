@@ -7,13 +7,17 @@
 mod aliases;
 mod file;
 mod responses;
+mod sessions;
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cache_index::ids::NodeId;
+use dialects::normalise::Options;
+use dialects::session::Table;
 use policies::pick::Params;
 use policies::price::{PriceBook, Rates};
 
@@ -44,6 +48,26 @@ pub struct Config {
     pub policy: PolicyConfig,
     /// What is kept of responses.
     pub responses: ResponsesConfig,
+    /// How sessions are found.
+    pub sessions: Table,
+    /// Which spellings of a prompt are made one.
+    pub normalise: NormaliseConfig,
+}
+
+/// Which spellings of a prompt are made one.
+#[derive(Debug, Clone, Default)]
+pub struct NormaliseConfig {
+    /// Where a tenant has nothing of its own.
+    pub everyone: Options,
+    /// Tenants that have.
+    pub tenants: HashMap<TenantId, Options>,
+}
+
+impl NormaliseConfig {
+    /// A tenant's.
+    pub fn of(&self, tenant: &TenantId) -> Options {
+        self.tenants.get(tenant).copied().unwrap_or(self.everyone)
+    }
 }
 
 /// One model.

@@ -43,6 +43,8 @@ pub(crate) struct Line {
     pub(crate) node: String,
     pub(crate) route: &'static str,
     pub(crate) session: String,
+    /// The signal that named it.
+    pub(crate) session_from: String,
     pub(crate) outcome: &'static str,
     pub(crate) attempts: u32,
     pub(crate) input: u64,
@@ -85,6 +87,7 @@ impl Ctx {
             tenant = line.tenant,
             key = line.key_id,
             session = line.session,
+            session_from = line.session_from,
             model = line.model,
             model_asked = line.model_asked,
             node = line.node,

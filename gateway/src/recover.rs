@@ -100,7 +100,7 @@ fn rechoose(flow: &Flow<'_>, known: &Known, excluded: &[NodeId]) -> Option<Chose
     let question = Question {
         model: &job.model,
         prompt: &job.prompt,
-        session: &job.session,
+        session: &job.session.id,
         known,
         output_tokens: job.output_tokens_expected,
         excluded,
@@ -172,7 +172,7 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
     // Bound from its first answer on, so that a session's parallel turns stay together.
     gateway
         .bindings
-        .bind(job.session.key, &node.id, None, Instant::now());
+        .bind(job.session.id.key, &node.id, None, Instant::now());
     Ok(Box::pin(relay(flow, answer)).await)
 }
 

@@ -1,11 +1,15 @@
 //! Which conversation does this turn belong to, and which node served it last?
 //!
-//! The client's `x-session-affinity` where it is usable, else a fingerprint of the conversation's
-//! stable beginning: all messages up to the first one from the user. Both are hashed with the
-//! tenant's name, so that no tenant can name another's session. The bindings live in process,
-//! bounded in number and renewed by use.
+//! What the client says about it, by the table of signals ([`dialects::session`]); for a turn that
+//! continues a stored response, the session of that one; else a fingerprint of the conversation's
+//! stable beginning. All are hashed with the tenant's name, so that no tenant can name another's
+//! session. The bindings live in process, bounded in number and renewed by use.
 //!
-//! Left out: the agents' own headers and fields, and bindings shared between gateways.
+//! One session may hold several conversations: a title that is asked for beside the first turn, an
+//! application that has one key for all. They share the binding, which is no more than a hint, and
+//! nothing that belongs to a prompt ([`Session::conversation`]).
+//!
+//! Left out: bindings shared between gateways.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -13,22 +17,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cache_index::ids::NodeId;
-use http::HeaderMap;
+use dialects::PromptInput;
+use dialects::session::{Found, fingerprint};
 use lru::LruCache;
 use policies::view::SessionKey;
-use serde_json::Value;
 
-use dialects::PromptInput;
-
-/// Longest session id taken; a longer one is no id but data.
-const ID_CHARS_MAX: usize = 255;
-/// A completion prompt's beginning that identifies it: about a paragraph, so that prompts which
-/// grow at their end stay one session.
-const TEXT_BYTES: usize = 1024;
-/// Of a text longer than two of these, only so many bytes at both ends are hashed: all of a 64 KB
-/// system prompt would cost a tenth of the request, and prompts of equal length that differ in
-/// their middle only share a binding, which is no more than a hint.
-const TEXT_END_BYTES: usize = 2048;
 /// Bindings kept. At about 150 bytes each the table stays under 20 MB.
 const BINDINGS_MAX: NonZeroUsize = NonZeroUsize::new(100_000).expect("not zero");
 /// A binding unused for this long is forgotten: the node has evicted the conversation by then.
@@ -36,7 +29,7 @@ const BINDING_TTL: Duration = Duration::from_secs(3600);
 /// Answer length assumed for a session that has none yet: between a chat turn and a tool call.
 const OUTPUT_TOKENS_DEFAULT: u64 = 256;
 
-/// A turn's session.
+/// A session's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SessionId {
     /// What bindings and decisions are keyed by.
@@ -45,107 +38,57 @@ pub(crate) struct SessionId {
     pub(crate) text: String,
 }
 
-/// The session of a request.
+/// A turn's session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    /// The session that started this one, of a sub-agent.
+    parent: Option<SessionKey>,
+    /// What its prompt is remembered by: the session and the conversation's beginning.
+    pub(crate) conversation: u128,
+    /// The row of the table that it comes from; `chain` or `fingerprint` where it is none.
+    pub(crate) source: String,
+}
+
+/// The session of a request: what the table found, or the session of what it continues.
 pub(crate) fn session_of(
     tenant: &str,
     model: &str,
-    headers: &HeaderMap,
+    found: Found<'_>,
+    chain: Option<SessionId>,
     prompt: &PromptInput,
-) -> SessionId {
+) -> Session {
+    let beginning = fingerprint(prompt);
+    let named = |text: String| SessionId {
+        key: key(tenant, model, &text),
+        text,
+    };
+    let (id, source, parent) = match (found, chain) {
+        (Found::Session(signal), _) => (named(signal.id), signal.source, signal.parent),
+        (Found::Chain(_), Some(id)) => (id, "chain", None),
+        (Found::Chain(_) | Found::Unusable(_) | Found::Nothing, _) => {
+            let text = format!("fp-{beginning:016x}");
+            (named(text), "fingerprint", None)
+        }
+    };
+    Session {
+        parent: parent.map(|parent| key(tenant, model, &parent)),
+        conversation: id.key.0 ^ u128::from(beginning),
+        source: source.to_owned(),
+        id,
+    }
+}
+
+fn key(tenant: &str, model: &str, text: &str) -> SessionKey {
     let mut hasher = blake3::Hasher::new();
     // Lengths in front keep parts from running into each other.
-    for part in [tenant, model] {
+    for part in [tenant, model, text] {
         hasher.update(&(part.len() as u64).to_le_bytes());
         hasher.update(part.as_bytes());
     }
-    let sent = headers
-        .get("x-session-affinity")
-        .and_then(|value| usable(value.as_bytes()));
-    match sent {
-        Some(id) => {
-            hasher.update(b"header");
-            hasher.update(id.as_bytes());
-            SessionId {
-                key: key(&hasher),
-                text: id.to_owned(),
-            }
-        }
-        None => {
-            hasher.update(b"fingerprint");
-            fingerprint(&mut hasher, prompt);
-            let key = key(&hasher);
-            SessionId {
-                key,
-                text: format!("fp-{:016x}", key.0 >> 64),
-            }
-        }
-    }
-}
-
-fn key(hasher: &blake3::Hasher) -> SessionKey {
     let mut half = [0; 16];
     half.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
     SessionKey(u128::from_be_bytes(half))
-}
-
-/// A session id of 1 to 255 visible ASCII characters.
-fn usable(id: &[u8]) -> Option<&str> {
-    let fits = (1..=ID_CHARS_MAX).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic);
-    std::str::from_utf8(id).ok().filter(|_| fits)
-}
-
-fn fingerprint(hasher: &mut blake3::Hasher, prompt: &PromptInput) {
-    match prompt {
-        PromptInput::Text(text) => {
-            hasher.update(&text.as_bytes()[..text.len().min(TEXT_BYTES)]);
-        }
-        PromptInput::Chat(chat) => {
-            for message in &chat.messages {
-                feed(hasher, message);
-                if message.get("role").is_some_and(|role| role == "user") {
-                    return;
-                }
-            }
-        }
-    }
-}
-
-/// Feeds a value without writing it out first; a tag before each part keeps shapes apart.
-fn feed(hasher: &mut blake3::Hasher, value: &Value) {
-    match value {
-        Value::Null => hasher.update(b"n"),
-        Value::Bool(yes) => hasher.update(if *yes { b"t" } else { b"f" }),
-        Value::Number(number) => hasher.update(b"#").update(number.to_string().as_bytes()),
-        Value::String(text) => feed_text(hasher, text.as_bytes()),
-        Value::Array(items) => {
-            hasher.update(b"[");
-            items.iter().for_each(|item| feed(hasher, item));
-            hasher.update(b"]")
-        }
-        Value::Object(fields) => {
-            hasher.update(b"{");
-            for (name, field) in fields {
-                hasher
-                    .update(&(name.len() as u64).to_le_bytes())
-                    .update(name.as_bytes());
-                feed(hasher, field);
-            }
-            hasher.update(b"}")
-        }
-    };
-}
-
-/// Feeds a text: its length, and of a long one only both ends.
-fn feed_text<'a>(hasher: &'a mut blake3::Hasher, text: &[u8]) -> &'a mut blake3::Hasher {
-    hasher
-        .update(b"s")
-        .update(&(text.len() as u64).to_le_bytes());
-    if text.len() <= 2 * TEXT_END_BYTES {
-        return hasher.update(text);
-    }
-    hasher
-        .update(&text[..TEXT_END_BYTES])
-        .update(&text[text.len() - TEXT_END_BYTES..])
 }
 
 /// What is remembered of a session.
@@ -196,17 +139,27 @@ impl Bindings {
         table.counts.get(node).copied().unwrap_or(0)
     }
 
-    /// What is known of a session at `now`.
-    pub(crate) fn get(&self, session: SessionKey, now: Instant) -> Known {
+    /// What is known of a session at `now`. A sub-agent's answers are expected to be as long as
+    /// its parent's until it has some of its own; its node is not the parent's, since its prompt is
+    /// not.
+    pub(crate) fn get(&self, session: &Session, now: Instant) -> Known {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        match table.sessions.get(&session.0) {
-            Some(bound) if now.duration_since(bound.used) < BINDING_TTL => Known {
-                node: Some(bound.node.clone()),
-                output_tokens: bound.output_tokens,
+        let mut fresh = |key: SessionKey| {
+            let bound = table.sessions.get(&key.0)?;
+            let is_fresh = now.duration_since(bound.used) < BINDING_TTL;
+            is_fresh.then(|| (bound.node.clone(), bound.output_tokens))
+        };
+        match fresh(session.id.key) {
+            Some((node, output_tokens)) => Known {
+                node: Some(node),
+                output_tokens,
             },
-            _ => Known {
+            None => Known {
                 node: None,
-                output_tokens: OUTPUT_TOKENS_DEFAULT,
+                output_tokens: session
+                    .parent
+                    .and_then(fresh)
+                    .map_or(OUTPUT_TOKENS_DEFAULT, |(_, tokens)| tokens),
             },
         }
     }
@@ -243,73 +196,86 @@ impl Bindings {
 
 #[cfg(test)]
 mod tests {
-    //! Catches a session id trusted across tenants, and a conversation whose fingerprint changes
-    //! as it grows.
+    //! Catches a session id trusted across tenants, one conversation taken for another, and a
+    //! binding that outlives its time.
     use super::*;
     use dialects::ChatPrompt;
+    use dialects::answer::Continues;
+    use dialects::session::Signal;
     use serde_json::json;
 
-    fn of(tenant: &str, header: Option<&str>, messages: Value) -> SessionId {
-        let mut headers = HeaderMap::new();
-        if let Some(id) = header {
-            let value = http::HeaderValue::from_bytes(id.as_bytes()).expect("a header value");
-            headers.insert("x-session-affinity", value);
-        }
-        let Value::Array(messages) = messages else {
-            panic!("messages are an array")
+    fn prompt(user: &str) -> PromptInput {
+        PromptInput::Chat(ChatPrompt {
+            messages: vec![json!({"role": "user", "content": user})],
+            ..ChatPrompt::default()
+        })
+    }
+
+    fn named(id: &str, parent: Option<&str>) -> Found<'static> {
+        Found::Session(Signal {
+            id: id.to_owned(),
+            source: "x-session-affinity",
+            parent: parent.map(str::to_owned),
+        })
+    }
+
+    #[test]
+    fn sessions_are_the_tenants_own() {
+        let of = |tenant, model, found, chain, user| {
+            session_of(tenant, model, found, chain, &prompt(user))
         };
-        let prompt = PromptInput::Chat(ChatPrompt {
-            messages,
-            tools: None,
-            template_kwargs: None,
-        });
-        session_of(tenant, "m", &headers, &prompt)
-    }
-
-    #[test]
-    fn the_fingerprint_is_the_beginning_and_the_tenant() {
-        let first = json!([{"role":"system","content":"s"},{"role":"user","content":"hi"}]);
-        let mut second = first.clone();
-        second
-            .as_array_mut()
-            .expect("an array")
-            .push(json!({"role":"assistant","content":"yo"}));
-        let other = json!([{"role":"system","content":"s"},{"role":"user","content":"ho"}]);
-        assert_eq!(of("a", None, first.clone()), of("a", None, second));
-        assert_ne!(of("a", None, first.clone()).key, of("a", None, other).key);
+        let one = of("a", "m", named("x", None), None, "hi");
+        assert_eq!((&*one.id.text, &*one.source), ("x", "x-session-affinity"));
         assert_ne!(
-            of("a", None, first.clone()).key,
-            of("b", None, first.clone()).key
+            of("b", "m", named("x", None), None, "hi").id.key,
+            one.id.key
         );
         assert_ne!(
-            of("a", Some("x"), first.clone()).key,
-            of("b", Some("x"), first).key
+            of("a", "n", named("x", None), None, "hi").id.key,
+            one.id.key
         );
-    }
+        // Another prompt of the same session.
+        let title = of("a", "m", named("x", None), None, "Give it a title");
+        assert_eq!(title.id, one.id);
+        assert_ne!(title.conversation, one.conversation);
 
-    #[test]
-    fn malformed_ids_are_none() {
-        let messages = json!([{"role":"user","content":"hi"}]);
-        let fingerprint = of("a", None, messages.clone());
-        for id in ["", "two words", "tab\t", "ünïcode", &"x".repeat(256)] {
-            assert_eq!(of("a", Some(id), messages.clone()), fingerprint, "{id:?}");
+        let plain = of("a", "m", Found::Nothing, None, "hi");
+        assert!(plain.id.text.starts_with("fp-"), "{}", plain.id.text);
+        assert_eq!(
+            of("a", "m", Found::Unusable("session-id"), None, "hi"),
+            plain
+        );
+        assert_ne!(
+            of("b", "m", Found::Nothing, None, "hi").id.key,
+            plain.id.key
+        );
+        // The next turn of a stored response, whatever its session was named by.
+        let chain = || Found::Chain(Continues::Response("resp_1".to_owned()));
+        for first in [&one, &plain] {
+            let next = of("a", "m", chain(), Some(first.id.clone()), "hi");
+            assert_eq!((&next.id, &*next.source), (&first.id, "chain"));
+            assert_eq!(next.conversation, first.conversation);
         }
-        assert_eq!(of("a", Some("ok-1"), messages).text, "ok-1");
+        assert_eq!(of("a", "m", chain(), None, "hi"), plain);
     }
 
     #[test]
     fn bindings_expire() {
         let bindings = Bindings::new();
         let start = Instant::now();
-        bindings.bind(SessionKey(1), &NodeId::new("n"), Some(100), start);
-        let known = bindings.get(SessionKey(1), start);
-        assert_eq!(
-            (known.node, known.output_tokens),
-            (Some(NodeId::new("n")), 178)
-        );
-        assert_eq!(bindings.get(SessionKey(1), start + BINDING_TTL).node, None);
-        assert_eq!(bindings.get(SessionKey(2), start).node, None);
-        bindings.bind(SessionKey(1), &NodeId::new("o"), None, start);
+        let of = |id, parent| session_of("t", "m", named(id, parent), None, &prompt("hi"));
+        let one = of("s", None);
+        bindings.bind(one.id.key, &NodeId::new("n"), Some(100), start);
+        let known = |session: &Session, now| {
+            let known = bindings.get(session, now);
+            (known.node, known.output_tokens)
+        };
+        assert_eq!(known(&one, start), (Some(NodeId::new("n")), 178));
+        assert_eq!(known(&one, start + BINDING_TTL), (None, 256));
+        assert_eq!(known(&of("other", None), start), (None, 256));
+        // A sub-agent: as talkative as its parent, at home where it fits.
+        assert_eq!(known(&of("s/agent", Some("s")), start), (None, 178));
+        bindings.bind(one.id.key, &NodeId::new("o"), None, start);
         let counts = ["n", "o", "p"].map(|name| bindings.bound_to(&NodeId::new(name)));
         assert_eq!(counts, [0, 1, 0]);
     }

@@ -21,7 +21,7 @@ use crate::prompt::{Model, Planned};
 use crate::proxy::Gateway;
 use crate::relay::{End, Flow, Waited, watched};
 use crate::route::{Question, check_context, choose};
-use crate::session::{SessionId, session_of};
+use crate::session::{Session, session_of};
 use crate::settle::{Account, Bill};
 use crate::store::{KeyIdentity, TenantId};
 use crate::tasks::Phase;
@@ -29,6 +29,7 @@ use crate::upstream::X_REQUEST_TIMEOUT_MS;
 use crate::{read, recover};
 use dialects::answer::Translation;
 use dialects::error::{ApiError, ErrorKind};
+use dialects::normalise::normalise;
 use dialects::{
     Delivery, Dialect, Fields, NodeParams, PromptInput, TokenIds, Turn, messages, responses,
 };
@@ -41,7 +42,7 @@ pub(crate) struct Job<'a> {
     /// The client's name for the model, where that is an alias.
     pub(crate) alias: Option<Alias>,
     pub(crate) prompt: Planned,
-    pub(crate) session: SessionId,
+    pub(crate) session: Session,
     pub(crate) output_tokens_expected: u64,
     /// How many answers the client wants.
     pub(crate) choices: u64,
@@ -93,16 +94,20 @@ pub(crate) async fn run(
     ctx.line.key_id = identity.key_id.to_string();
     choose_request_id(gateway, client, ctx, &identity.tenant.id);
     let body = read::body(client, &gateway.config.limits).await?;
-    let Asked { turn, translation } = beside_others(body.len(), || ask(ctx, dialect, &body))?;
+    let fields = beside_others(body.len(), || Fields::parse(&body))?;
+    let table = &gateway.config.sessions;
+    let found = table.find(dialect, &client.req_header().headers, &fields);
+    let options = gateway.config.normalise.of(&identity.tenant.id);
+    let Asked {
+        mut turn,
+        translation,
+    } = beside_others(body.len(), || ask(ctx, dialect, fields))?;
+    turn.normalise(options);
     let model = Arc::clone(model(gateway, ctx, &identity, &turn.model)?);
-    let headers = &client.req_header().headers;
-    let session = session_of(
-        identity.tenant.id.as_str(),
-        &model.id,
-        headers,
-        &turn.prompt,
-    );
-    ctx.line.session.clone_from(&session.text);
+    let tenant = identity.tenant.id.as_str();
+    let session = session_of(tenant, &model.id, found, None, &turn.prompt);
+    ctx.line.session.clone_from(&session.id.text);
+    ctx.line.session_from.clone_from(&session.source);
 
     let drain = gateway.tasks.drain();
     let mut stopping = pin!(drain.reached(Phase::Stopping));
@@ -120,11 +125,11 @@ pub(crate) async fn run(
     // A long answer must not hold the client's copy of the request as well.
     drop(turn);
     drop(body);
-    let known = gateway.bindings.get(job.session.key, Instant::now());
+    let known = gateway.bindings.get(&job.session, Instant::now());
     let question = Question {
         model: &job.model,
         prompt: &job.prompt,
-        session: &job.session,
+        session: &job.session.id,
         known: &known,
         output_tokens: job.output_tokens_expected,
         excluded: &[],
@@ -160,7 +165,8 @@ pub(crate) async fn count_tokens(
     ctx.line.key_id = identity.key_id.to_string();
     let body = read::body(client, &gateway.config.limits).await?;
     beside_others(body.len(), || {
-        let (asked, chat) = messages::count_tokens(Fields::parse(&body)?)?;
+        let (asked, mut chat) = messages::count_tokens(Fields::parse(&body)?)?;
+        normalise(&mut chat, gateway.config.normalise.of(&identity.tenant.id));
         let model = model(gateway, ctx, &identity, &asked)?;
         let salt = gateway
             .salts
@@ -193,8 +199,7 @@ struct Asked<'a> {
 }
 
 /// Reads a request in its dialect.
-fn ask<'a>(ctx: &Ctx, dialect: Dialect, body: &'a [u8]) -> Result<Asked<'a>, ApiError> {
-    let fields = Fields::parse(body)?;
+fn ask<'a>(ctx: &Ctx, dialect: Dialect, fields: Fields<'a>) -> Result<Asked<'a>, ApiError> {
     let same = |turn| Asked {
         turn,
         translation: None,
@@ -272,7 +277,7 @@ fn plan<'a>(
     client: &ServerSession,
     ctx: &Ctx,
     identity: &'a KeyIdentity,
-    (dialect, turn, model, session): (Dialect, &Turn<'_>, &Model, SessionId),
+    (dialect, turn, model, session): (Dialect, &Turn<'_>, &Model, Session),
 ) -> Result<Job<'a>, ApiError> {
     let salt = gateway
         .salts
@@ -281,7 +286,7 @@ fn plan<'a>(
     let (prompt, hashed) =
         gateway
             .prompts
-            .plan(model, &salt, session.key.0, &turn.prompt, seconds)?;
+            .plan(model, &salt, session.conversation, &turn.prompt, seconds)?;
     for (known, blocks) in [("yes", hashed.known), ("no", hashed.new)] {
         gateway
             .metrics
@@ -292,7 +297,7 @@ fn plan<'a>(
     check_context(&gateway.fleet, &model.id, &prompt, turn.output_tokens_max)?;
     let before = gateway
         .bindings
-        .get(session.key, Instant::now())
+        .get(&session, Instant::now())
         .output_tokens;
     let debug = identity.tenant.debug
         && client
@@ -346,7 +351,7 @@ fn open_bill(gateway: &Gateway, ctx: &Ctx, job: &Job<'_>, node: &str) -> Result<
         key_id: &job.identity.key_id,
         model: &job.model,
         model_asked: job.alias.as_ref().map_or(&*job.model, |alias| &alias.name),
-        session: &job.session.text,
+        session: &job.session.id.text,
         node,
     };
     Bill::open(&gateway.ledger, &gateway.prices, ctx, &account)

@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use super::aliases::{self, AliasFile};
 use super::responses::ResponsesFile;
+use super::sessions::{NormaliseFile, SessionsFile};
 use super::{
     Config, ConfigError, Limits, ModelConfig, ModelPrice, NodeConfig, PolicyConfig, Prices,
 };
@@ -40,6 +41,10 @@ pub(super) struct ConfigFile {
     policy: PolicyFile,
     #[serde(default)]
     responses: ResponsesFile,
+    #[serde(default)]
+    sessions: SessionsFile,
+    #[serde(default)]
+    normalise: NormaliseFile,
 }
 
 #[derive(Deserialize)]
@@ -127,6 +132,8 @@ impl ConfigFile {
             prices,
             policy,
             responses,
+            sessions,
+            normalise,
         } = self;
         let models = checked_models(models, base)?;
         let aliases = aliases::checked(aliases, &models)?;
@@ -148,6 +155,8 @@ impl ConfigFile {
             prices,
             policy: policy.check()?,
             responses: responses.check()?,
+            sessions: sessions.check()?,
+            normalise: normalise.check()?,
         };
         let mut names = HashSet::new();
         match config

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Flow;
+use dialects::normalise::normalise_message;
 use dialects::{Fields, PromptInput};
 
 /// Text and tokens kept for one answer; a longer one is relayed and not remembered.
@@ -155,8 +156,11 @@ impl Heard {
         let Some(model) = gateway.prompts.model(&job.model) else {
             return;
         };
+        let options = gateway.config.normalise.of(&job.identity.tenant.id);
         for said in kept {
-            let message = said.message();
+            let mut message = said.message();
+            // As the next turn's prompt will have it.
+            normalise_message(&mut message, options);
             let answered = Answered {
                 prompt: job.prompt.token_ids(),
                 message: &message,

@@ -270,7 +270,7 @@ impl Flow<'_> {
         if let Some(heard) = &answer.heard {
             beside_others(self.job.body.len(), || heard.remember(self));
         }
-        let session = self.job.session.key;
+        let session = self.job.session.id.key;
         self.gateway
             .bindings
             .bind(session, &node.id, output, std::time::Instant::now());

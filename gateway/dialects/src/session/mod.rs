@@ -83,13 +83,8 @@ pub enum Refused {
     #[error("'{0}' cannot be the name of a header")]
     Header(String),
     /// The table has no such row.
-    #[error("'{0}' is no signal; there are {known}", known = known())]
+    #[error("'{0}' is no signal; there are {known}", known = Table::known())]
     Row(String),
-}
-
-fn known() -> String {
-    let names: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
-    names.join(", ")
 }
 
 impl Default for Table {
@@ -143,6 +138,12 @@ impl Table {
             entries,
             excluded: disable,
         })
+    }
+
+    /// The names of all signals that there are, for an operator.
+    pub fn known() -> String {
+        let names: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
+        names.join(", ")
     }
 
     /// The names of the signals in use, in their order.
