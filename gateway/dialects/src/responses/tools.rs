@@ -203,14 +203,16 @@ fn name<'v>(tool: Object<'v, '_>) -> Result<&'v str, ApiError> {
 }
 
 fn function(tool: Object<'_, '_>) -> Result<Value, ApiError> {
-    tool.flag("strict")?;
-    let mut function = Map::with_capacity(3);
+    let mut function = Map::with_capacity(4);
     function.insert("name".to_owned(), name(tool)?.into());
     if let Some(description) = tool.text("description")? {
         function.insert("description".to_owned(), description.into());
     }
     if let Some(parameters) = tool.object("parameters")? {
         function.insert("parameters".to_owned(), Value::Object(parameters.clone()));
+    }
+    if tool.flag("strict")? == Some(true) {
+        function.insert("strict".to_owned(), true.into());
     }
     Ok(json!({"type": "function", "function": function}))
 }

@@ -101,6 +101,6 @@ fn parameters_reach_the_node_under_chat_names() {
     assert_eq!(
         asked.prompt.tools,
         Some(json!([{"type": "function", "function":
-            {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}}]))
+            {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}, "strict": true}}]))
     );
 }
