@@ -7,16 +7,18 @@
 //! follows it: alone it is no text, and the API refuses it when the client sends it back.
 //!
 //! Thinking ends with a signature that says only that it came from here. It is not shown where the
-//! client said that it wants none: such clients read the first block as the answer.
+//! client said that it wants none: such clients read the first block as the answer. Where the
+//! client wants it without its text, the text travels in the signature.
 
 use std::io::Write;
 
 use serde::Serialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::blocks::SIGNATURE;
+use super::blocks::{SIGNATURE, UNSEEN};
 use super::chunk::{CallDelta, Choice, Chunk, Delta, NodeUsage, inside, is_blank};
-use super::parameters::{Limits, Thinking};
+use super::parameters::{Demand, Limits, Thinking};
 use super::whole;
 use crate::answer::{End, Malformed, Translation, Usage};
 use crate::error::{ApiError, Shape};
@@ -26,6 +28,8 @@ use crate::error::{ApiError, Shape};
 pub(super) enum Shown {
     /// Everything.
     All,
+    /// Thinking only as a signature that brings it back.
+    UnseenThinking,
     /// No thinking.
     NoThinking,
     /// Nothing: the request only filled the cache.
@@ -48,6 +52,8 @@ pub(super) struct Answer {
     calls: u64,
     /// Whitespace that waits for a text, as the inside of a JSON string.
     held: String,
+    /// Thinking that goes into its signature, as the inside of a JSON string.
+    unseen: String,
     finish: Option<Finish>,
 }
 
@@ -92,10 +98,14 @@ impl Finish {
 
 impl Answer {
     pub(super) fn new(model: String, limits: &Limits, thinking: Thinking) -> Self {
-        let shown = match thinking {
-            _ if limits.output_tokens_max == 0 => Shown::Nothing,
-            Thinking::Unwanted => Shown::NoThinking,
-            Thinking::Unsaid | Thinking::Asked(_) => Shown::All,
+        let shown = if limits.output_tokens_max == 0 {
+            Shown::Nothing
+        } else if thinking.demand == Demand::Unwanted {
+            Shown::NoThinking
+        } else if thinking.is_seen {
+            Shown::All
+        } else {
+            Shown::UnseenThinking
         };
         Self::shaped(model, limits.stops.clone(), shown)
     }
@@ -111,15 +121,17 @@ impl Answer {
             blocks: 0,
             calls: 0,
             held: String::new(),
+            unseen: String::new(),
             finish: None,
         }
     }
 
-    fn start(&mut self, node_id: Option<&str>, usage: Option<NodeUsage>, out: &mut Vec<u8>) {
+    fn start(&mut self, node_id: Option<&RawValue>, usage: Option<NodeUsage>, out: &mut Vec<u8>) {
         if self.id.is_some() {
             return;
         }
-        let id = message_id(node_id);
+        let node_id: Option<String> = node_id.and_then(|id| serde_json::from_str(id.get()).ok());
+        let id = message_id(node_id.as_deref());
         let usage = usage.map_or(self.expected, |usage| told(usage, self.expected));
         let message = json!({
             "id": id, "type": "message", "role": "assistant", "model": self.model, "content": [],
@@ -156,7 +168,7 @@ impl Answer {
     fn delta(&mut self, delta: &Delta<'_>, out: &mut Vec<u8>) -> Result<(), Malformed> {
         let reasoning = delta.reasoning_content.or(delta.reasoning);
         if let Some(thinking) = inside(reasoning)?
-            && self.shown == Shown::All
+            && matches!(self.shown, Shown::All | Shown::UnseenThinking)
         {
             self.thinking(thinking, out);
         }
@@ -176,7 +188,10 @@ impl Answer {
             let block = json!({"type": "thinking", "thinking": "", "signature": ""});
             self.open(Open::Thinking, &block, out);
         }
-        self.say("thinking_delta", "thinking", ["", thinking], out);
+        match self.shown {
+            Shown::UnseenThinking => self.unseen.push_str(thinking),
+            _ => self.say("thinking_delta", "thinking", ["", thinking], out),
+        }
     }
 
     fn text(&mut self, text: &str, out: &mut Vec<u8>) {
@@ -246,7 +261,12 @@ impl Answer {
             return;
         };
         if open == Open::Thinking {
-            self.say("signature_delta", "signature", ["", SIGNATURE], out);
+            let unseen = std::mem::take(&mut self.unseen);
+            let signature = match unseen.is_empty() {
+                true => [SIGNATURE, ""],
+                false => [UNSEEN, &unseen],
+            };
+            self.say("signature_delta", "signature", signature, out);
         }
         let index = self.blocks.saturating_sub(1);
         let stop = json!({"type": "content_block_stop", "index": index});
@@ -285,7 +305,7 @@ impl Translation for Answer {
     fn chunk(&mut self, json: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
         let chunk: Chunk<'_> =
             serde_json::from_slice(json).map_err(|error| Malformed(error.to_string()))?;
-        self.start(chunk.id.as_deref(), chunk.usage, out);
+        self.start(chunk.id, chunk.usage, out);
         let choices = chunk.choices.as_deref().unwrap_or_default();
         // One answer was asked for.
         let mut mine = choices

@@ -15,6 +15,9 @@ use crate::error::ApiError;
 
 /// The signature of thinking that came from here; it says only that.
 pub(super) const SIGNATURE: &str = "aG9taW5nLXRoaW5raW5nLTE=";
+/// How the signature begins of thinking whose text the client asked not to see; the text follows.
+/// Clients return signatures unread, so that the next turn's prompt has what the model thought.
+pub(super) const UNSEEN: &str = "homing-thinking-1:";
 /// The member that a call's input consists of where the model's arguments were no JSON object, as
 /// the API's documentation advises its clients to send them.
 pub(super) const INVALID_JSON: &str = "INVALID_JSON";
@@ -162,7 +165,10 @@ fn thinking(block: &mut Object<'_>) -> Result<Block, ApiError> {
     // somebody else, it is another model's.
     match signature.as_deref() {
         None | Some("" | SIGNATURE) => Ok(Block::Thinking(thinking)),
-        Some(_) => Ok(Block::Silent),
+        Some(signature) => Ok(match signature.strip_prefix(UNSEEN) {
+            Some(unseen) => Block::Thinking(unseen.to_owned()),
+            None => Block::Silent,
+        }),
     }
 }
 

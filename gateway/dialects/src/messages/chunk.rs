@@ -11,7 +11,8 @@ use crate::answer::Malformed;
 /// A chunk of a stream.
 #[derive(Debug, Deserialize)]
 pub(super) struct Chunk<'a> {
-    pub(super) id: Option<String>,
+    #[serde(borrow)]
+    pub(super) id: Option<&'a RawValue>,
     #[serde(borrow)]
     pub(super) choices: Option<Vec<Choice<'a>>>,
     pub(super) usage: Option<NodeUsage>,

@@ -24,9 +24,17 @@ pub(super) struct Limits {
     temperature: Option<f64>,
 }
 
+/// Whether the model is to think, and the client to see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Thinking {
+    pub(super) demand: Demand,
+    /// The text is wanted in the answer.
+    pub(super) is_seen: bool,
+}
+
 /// Whether the model is to think.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Thinking {
+pub(super) enum Demand {
     /// Nothing is said, or it is left to the model.
     Unsaid,
     /// It is asked for, with at most so many tokens.
@@ -38,10 +46,10 @@ pub(super) enum Thinking {
 impl Thinking {
     /// What the template is told, by the name that most templates know.
     pub(super) fn template_kwargs(self) -> Option<Map<String, Value>> {
-        let wanted = match self {
-            Self::Unsaid => return None,
-            Self::Asked(_) => true,
-            Self::Unwanted => false,
+        let wanted = match self.demand {
+            Demand::Unsaid => return None,
+            Demand::Asked(_) => true,
+            Demand::Unwanted => false,
         };
         let mut kwargs = Map::new();
         kwargs.insert("enable_thinking".to_owned(), Value::Bool(wanted));
@@ -165,21 +173,30 @@ pub(super) fn thinking_config(fields: &Fields<'_>) -> Result<Thinking, ApiError>
     const KNOWN: &[&str] = &["enabled", "disabled", "adaptive", "between_tools"];
     let path = Path::root("thinking");
     let Some(mut config) = object(fields, path, "thinking")? else {
-        return Ok(Thinking::Unsaid);
+        return Ok(Thinking {
+            demand: Demand::Unsaid,
+            is_seen: true,
+        });
     };
     let tag = config.required_text("type")?;
-    match tag.as_str() {
-        "adaptive" => Ok(Thinking::Unsaid),
-        "disabled" | "between_tools" => Ok(Thinking::Unwanted),
+    let demand = match tag.as_str() {
+        "adaptive" => Demand::Unsaid,
+        "disabled" | "between_tools" => Demand::Unwanted,
         "enabled" => {
             let budget = config.take("budget_tokens");
             let path = path.name("enabled");
             let path = path.name("budget_tokens");
             let budget = budget.ok_or_else(|| path.required())?;
-            count(path, &budget, THINKING_TOKENS_MIN).map(Thinking::Asked)
+            Demand::Asked(count(path, &budget, THINKING_TOKENS_MIN)?)
         }
-        _ => Err(path.unknown_tag(&tag, KNOWN)),
-    }
+        _ => return Err(path.unknown_tag(&tag, KNOWN)),
+    };
+    let display = config.text("display")?;
+    Ok(Thinking {
+        demand,
+        // Other words are about summaries and updates, which nobody writes here.
+        is_seen: display.as_deref() != Some("omitted"),
+    })
 }
 
 /// Reads `thinking`, and refuses what contradicts it.
@@ -189,7 +206,7 @@ pub(super) fn thinking(
     choice: Choice,
 ) -> Result<Thinking, ApiError> {
     let thinking = thinking_config(fields)?;
-    let Thinking::Asked(budget) = thinking else {
+    let Demand::Asked(budget) = thinking.demand else {
         return Ok(thinking);
     };
     if budget >= limits.output_tokens_max {

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value, json};
 
 use super::answer::{Answer, Finish, Shown, message_id, usage_value};
-use super::blocks::{INVALID_JSON, SIGNATURE};
+use super::blocks::{INVALID_JSON, SIGNATURE, UNSEEN};
 use super::chunk::{Completion, Message, WholeCall};
 use crate::answer::{End, Malformed};
 
@@ -54,10 +54,14 @@ pub(super) fn refusal() -> Value {
 /// The content's blocks; true if there are calls among them.
 fn blocks(message: Message, shown: Shown, id: &str, content: &mut Vec<Value>) -> bool {
     let reasoning = message.reasoning_content.or(message.reasoning);
-    if let Some(thinking) = reasoning.filter(|thinking| !thinking.is_empty())
-        && shown == Shown::All
-    {
-        content.push(json!({"type": "thinking", "thinking": thinking, "signature": SIGNATURE}));
+    if let Some(thinking) = reasoning.filter(|thinking| !thinking.is_empty()) {
+        let (thinking, signature) = match shown {
+            Shown::UnseenThinking => (String::new(), format!("{UNSEEN}{thinking}")),
+            _ => (thinking, SIGNATURE.to_owned()),
+        };
+        if shown != Shown::NoThinking {
+            content.push(json!({"type": "thinking", "thinking": thinking, "signature": signature}));
+        }
     }
     let texts = [message.content, message.refusal];
     let text: String = texts.into_iter().flatten().collect();

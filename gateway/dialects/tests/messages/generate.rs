@@ -84,6 +84,30 @@ impl Answer {
         whole.to_string().into_bytes()
     }
 
+    /// The message as a chat client sends it back, in its one spelling.
+    pub(crate) fn replayed(&self) -> Value {
+        let arguments = |arguments: &str| match serde_json::from_str(arguments) {
+            Ok(object @ Value::Object(_)) => object.to_string(),
+            _ if arguments.is_empty() => "{}".to_owned(),
+            _ => arguments.to_owned(),
+        };
+        let call = |(id, name, told): &(String, String, String)| {
+            json!({"id": id, "type": "function",
+                "function": {"name": name, "arguments": arguments(told)}})
+        };
+        let mut message = json!({"role": "assistant", "content": null});
+        if !self.content.trim().is_empty() {
+            message["content"] = self.content.as_str().into();
+        }
+        if !self.reasoning.is_empty() {
+            message["reasoning_content"] = self.reasoning.as_str().into();
+        }
+        if !self.calls.is_empty() {
+            message["tool_calls"] = self.calls.iter().map(call).collect();
+        }
+        message
+    }
+
     /// The answer as deltas, cut at random, some of them with parts of two kinds.
     fn deltas(&self, random: &mut StdRng) -> Vec<Value> {
         let mut deltas = vec![json!({"role": "assistant", "content": ""})];

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::generate::answer;
 use super::reader::{events, message};
-use super::request;
+use super::{read, request};
 
 const USAGE: Usage = Usage {
     input: 120,
@@ -65,6 +65,7 @@ fn any_cut_of_a_stream_is_the_whole_answer() {
         json!({"stop_sequences": ["END"]}),
         json!({"stop_sequences": ["END"], "thinking": {"type": "disabled"}}),
         json!({"max_tokens": 0}),
+        json!({"thinking": {"type": "adaptive", "display": "omitted"}}),
     ];
     for seed in 0..4000 {
         let random = &mut StdRng::seed_from_u64(seed);
@@ -79,6 +80,37 @@ fn any_cut_of_a_stream_is_the_whole_answer() {
         let stream = streamed(translation(extra), &said.chunks(random));
         let message = message(&stream);
         assert_eq!(message, expected, "seed {seed}");
+    }
+}
+
+/// An answer that its client sends back is, in the next turn's prompt, the message that a chat
+/// client sends back: nothing of it is lost, and the cached prefix reaches over it.
+#[test]
+fn answers_come_back_as_the_model_said_them() {
+    let requests = [
+        json!({}),
+        json!({"thinking": {"type": "adaptive", "display": "omitted"}}),
+    ];
+    for seed in 0..2000 {
+        let random = &mut StdRng::seed_from_u64(seed);
+        let extra = &requests[random.random_range(0..requests.len())];
+        let said = answer(random);
+        let message = message(&streamed(translation(extra), &said.chunks(random)));
+        let blocks = message["content"].as_array().expect("a list");
+        if blocks.is_empty() {
+            continue;
+        }
+        let calls = blocks.iter().filter(|block| block["type"] == "tool_use");
+        let result = |call: &Value| json!({"type": "tool_result", "tool_use_id": call["id"]});
+        let mut next: Vec<Value> = calls.map(result).collect();
+        next.push(json!({"type": "text", "text": "go on"}));
+        let body = request(&json!({"messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": blocks},
+            {"role": "user", "content": next},
+        ]}));
+        let (prompt, _) = read(body.to_string().as_bytes()).expect("a next turn");
+        assert_eq!(prompt.messages[1], said.replayed(), "seed {seed}");
     }
 }
 
