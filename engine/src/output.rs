@@ -21,8 +21,8 @@ pub struct TextStream {
 pub struct Visible {
     /// The new text.
     pub text: String,
-    /// Whether a stop string is complete: the text ends before it, and nothing may follow.
-    pub stopped: bool,
+    /// The stop string that is complete: the text ends before it, and nothing may follow.
+    pub stopped: Option<String>,
 }
 
 impl TextStream {
@@ -43,18 +43,18 @@ impl TextStream {
     pub fn push(&mut self, bytes: &[u8]) -> Visible {
         self.partial.extend_from_slice(bytes);
         self.decode();
-        if let Some(start) = self.stop_start() {
+        if let Some((start, stop)) = self.stop_start() {
             self.held.truncate(start);
             return Visible {
                 text: std::mem::take(&mut self.held),
-                stopped: true,
+                stopped: Some(stop),
             };
         }
         let keep = self.stop_prefix();
         let rest = self.held.split_off(self.held.len() - keep);
         Visible {
             text: std::mem::replace(&mut self.held, rest),
-            stopped: false,
+            stopped: None,
         }
     }
 
@@ -97,13 +97,13 @@ impl TextStream {
         }
     }
 
-    /// Where the first complete stop string begins.
-    fn stop_start(&self) -> Option<usize> {
+    /// Where the first complete stop string begins, and which it is.
+    fn stop_start(&self) -> Option<(usize, String)> {
         let found = self.stops.iter().filter_map(|stop| {
             let start = self.held.find(stop.as_str())?;
-            Some((start + stop.len(), start))
+            Some((start + stop.len(), start, stop))
         });
-        found.min().map(|(_end, start)| start)
+        found.min().map(|(_end, start, stop)| (start, stop.clone()))
     }
 
     /// Length of the longest tail of `held` that begins some stop string.
@@ -131,7 +131,7 @@ mod tests {
         for piece in pieces {
             let visible = stream.push(piece);
             text += &visible.text;
-            if visible.stopped {
+            if visible.stopped.is_some() {
                 return (text, true);
             }
         }
@@ -189,7 +189,10 @@ mod tests {
             assert_eq!(stream.push_unstoppable(pushed.as_bytes()), text, "{pushed}");
         }
         let visible = stream.push(b"nd");
-        assert_eq!((visible.text.as_str(), visible.stopped), ("", true));
+        assert_eq!(
+            (visible.text.as_str(), visible.stopped.as_deref()),
+            ("", Some("end"))
+        );
     }
 
     #[test]
@@ -208,7 +211,7 @@ mod tests {
                 visible,
                 Visible {
                     text: text.into(),
-                    stopped: false
+                    stopped: None
                 },
                 "{pushed}"
             );
@@ -217,7 +220,7 @@ mod tests {
             stream.push(b">rest"),
             Visible {
                 text: String::new(),
-                stopped: true
+                stopped: Some("<end>".into())
             }
         );
     }

@@ -23,7 +23,7 @@ pub(super) struct Answer {
     produced: Vec<Produced>,
     /// Tokens that came since the last output.
     fresh: u32,
-    stopped: bool,
+    stopped: Option<String>,
     arrived: Instant,
     last_output: Option<Instant>,
     pub(super) first_token_s: Option<f64>,
@@ -43,7 +43,7 @@ impl Answer {
             news: String::new(),
             produced: Vec::new(),
             fresh: 0,
-            stopped: false,
+            stopped: None,
             arrived,
             last_output: None,
             first_token_s: None,
@@ -95,7 +95,7 @@ impl Answer {
         let visible = self.text.push(&bytes);
         self.news += &visible.text;
         self.stopped = visible.stopped;
-        if visible.stopped {
+        if self.stopped.is_some() {
             return Some(Ending::Stop);
         }
         (number >= job.output_max).then_some(Ending::Length)
@@ -128,14 +128,16 @@ impl Answer {
             self.clock(metrics);
         }
         let mut text = std::mem::take(&mut self.news);
-        if !self.stopped {
+        if self.stopped.is_none() {
             text += &self.text.finish();
         }
         let tokens = std::mem::take(&mut self.produced);
+        let stop = self.stopped.take();
         self.send(Output::Done {
             text,
             tokens,
             ending,
+            stop,
             usage,
             held,
         });

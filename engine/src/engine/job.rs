@@ -139,6 +139,8 @@ pub enum Output {
         tokens: Vec<Produced>,
         /// Stop or length.
         ending: Ending,
+        /// The stop string that ended it.
+        stop: Option<String>,
         /// What it took.
         usage: Usage,
         /// The pinned blocks of a [`Work::PrefillOnly`].

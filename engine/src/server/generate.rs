@@ -322,10 +322,11 @@ async fn whole(
                     text,
                     tokens,
                     ending,
+                    stop,
                     usage: took,
                     held: _,
                 } => {
-                    messages[choice].add(readers[choice].end(text, tokens, ending));
+                    messages[choice].add(readers[choice].end(text, tokens, (ending, stop)));
                     usage.output_tokens += took.output_tokens;
                     if choices.are_over() {
                         return Ok(());

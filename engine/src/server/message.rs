@@ -20,6 +20,8 @@ pub(super) struct Delta {
     pub(super) tokens: Vec<Produced>,
     /// Why it ended, with the last one.
     pub(super) finish: Option<&'static str>,
+    /// The stop string that ended it.
+    pub(super) stop: Option<String>,
 }
 
 impl Delta {
@@ -82,8 +84,14 @@ impl Reader {
     }
 
     /// Takes the last output's text.
-    pub(super) fn end(&mut self, text: String, tokens: Vec<Produced>, ending: Ending) -> Delta {
+    pub(super) fn end(
+        &mut self,
+        text: String,
+        tokens: Vec<Produced>,
+        (ending, stop): (Ending, Option<String>),
+    ) -> Delta {
         let mut delta = self.take(text, tokens);
+        delta.stop = stop;
         let mut called = false;
         if let Some(parser) = &mut self.parser {
             let pieces = parser.finish();
@@ -139,6 +147,7 @@ pub(super) struct Message {
     pub(super) calls: Vec<Call>,
     pub(super) tokens: Vec<Produced>,
     pub(super) finish: Option<&'static str>,
+    pub(super) stop: Option<String>,
 }
 
 /// A whole call.
@@ -155,6 +164,7 @@ impl Message {
         self.reasoning += &delta.reasoning;
         self.tokens.extend(delta.tokens);
         self.finish = delta.finish;
+        self.stop = delta.stop;
         for call in delta.calls {
             match call.start {
                 Some(CallStart { id, name }) => self.calls.push(Call {

@@ -102,10 +102,12 @@ impl StreamBody {
                 text,
                 tokens,
                 ending,
+                stop,
                 usage,
                 held: _,
             } => {
-                let delta = self.speakers[choice].reader.end(text, tokens, ending);
+                let reader = &mut self.speakers[choice].reader;
+                let delta = reader.end(text, tokens, (ending, stop));
                 self.count(choice, usage.output_tokens);
                 self.delta(choice, &delta);
                 if self.choices.as_ref().is_none_or(Choices::are_over) {

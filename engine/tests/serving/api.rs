@@ -283,6 +283,7 @@ fn stop_strings_are_found_across_tokens() {
         let answer = node.chat(body.clone());
         assert_eq!(content(&answer), expected, "stop at {stop:?}");
         assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+        assert_eq!(answer["choices"][0]["stop_reason"], stop);
         let mut body = chat_body(body);
         body["stream"] = json!(true);
         let chunks = node.stream(CHAT, &body).chunks();

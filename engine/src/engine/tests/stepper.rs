@@ -131,6 +131,7 @@ impl Told {
                     ending,
                     usage,
                     held,
+                    stop: _,
                 } => {
                     self.text += &text;
                     self.produced.extend(tokens);

@@ -38,7 +38,7 @@ impl Shape {
                 self.begin(out, choice);
                 out.extend_from_slice(b"\"delta\":{\"role\":\"assistant\",\"content\":\"\"}");
                 out.extend_from_slice(b",\"logprobs\":null");
-                end(out, None, usage);
+                end(out, (None, None), usage);
             }
             Dialect::Completions if self.echo.is_empty() => {}
             Dialect::Completions => {
@@ -46,7 +46,7 @@ impl Shape {
                 out.extend_from_slice(b"\"text\":");
                 json(out, &self.echo);
                 out.extend_from_slice(b",\"logprobs\":null");
-                end(out, None, usage);
+                end(out, (None, None), usage);
             }
         }
     }
@@ -84,7 +84,7 @@ impl Shape {
             }
             out.push(b']');
         }
-        end(out, delta.finish, usage);
+        end(out, (delta.finish, delta.stop.as_deref()), usage);
     }
 
     /// The chunk that only tells the usage.
@@ -145,13 +145,18 @@ fn write_call(out: &mut Vec<u8>, call: &CallDelta) {
     out.extend_from_slice(b"}}");
 }
 
-fn end(out: &mut Vec<u8>, finish: Option<&str>, usage: ChunkUsage<'_>) {
+fn end(out: &mut Vec<u8>, (finish, stop): (Option<&str>, Option<&str>), usage: ChunkUsage<'_>) {
     match finish {
-        None => out.extend_from_slice(b",\"finish_reason\":null}]"),
+        None => out.extend_from_slice(b",\"finish_reason\":null"),
         Some(reason) => {
-            let _ = write!(out, ",\"finish_reason\":\"{reason}\"}}]");
+            let _ = write!(out, ",\"finish_reason\":\"{reason}\"");
         }
     }
+    if let Some(stop) = stop {
+        out.extend_from_slice(b",\"stop_reason\":");
+        json(out, stop);
+    }
+    out.extend_from_slice(b"}]");
     write_usage(out, usage);
     out.extend_from_slice(b"}\n\n");
 }

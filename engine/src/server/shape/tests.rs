@@ -61,6 +61,9 @@ fn slow(shape: &Shape, choice: usize, delta: &Delta, offset: &mut Offset, usage:
     if shape.logprobs && !delta.tokens.is_empty() {
         choice["logprobs"] = shape.logprobs_value(&delta.tokens, offset);
     }
+    if let Some(stop) = &delta.stop {
+        choice["stop_reason"] = json!(stop);
+    }
     if shape.token_ids {
         choice["token_ids"] = delta.tokens.iter().map(|token| token.id).collect();
     }
@@ -106,6 +109,7 @@ fn delta(mut bits: u32) -> Delta {
             })
             .collect(),
         finish: [None, Some("stop"), Some("tool_calls")][next(3)],
+        stop: [None, Some("\n\"end\"".to_owned())][next(2)].clone(),
     }
 }
 

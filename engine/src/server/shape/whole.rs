@@ -42,6 +42,9 @@ impl Shape {
                 "logprobs": logprobs, "finish_reason": finish,
             }),
         };
+        if let Some(stop) = &message.stop {
+            choice["stop_reason"] = json!(stop);
+        }
         if self.token_ids {
             choice["token_ids"] = message.tokens.iter().map(|token| token.id).collect();
         }
