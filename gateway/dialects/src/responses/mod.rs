@@ -3,7 +3,7 @@
 //! In the order in which a request travels: `read` (values at their places) and `refuse` (the API's
 //! own words); `params`, `format`, `tools` and `items` (what the request says); `request` and
 //! `prompt` (what the node is asked); `plan` and `echo` (what the response says of the request);
-//! `node`, `output`, `calls` and `answer` (what comes back), written by `events`. `kept` has the form
+//! `node`, `output`, `parts`, `calls` and `answer` (what comes back), written by `events`. `kept` has the form
 //! in which items are stored.
 //!
 //! Left out on purpose: looking up what a request continues or refers to, which is the caller's.
@@ -18,6 +18,7 @@ mod kept;
 mod node;
 mod output;
 mod params;
+mod parts;
 mod plan;
 mod prompt;
 mod read;

@@ -18,8 +18,7 @@ struct Completion<'a> {
 /// What a choice says.
 #[derive(Deserialize)]
 pub(super) struct Choice<'a> {
-    #[serde(default)]
-    index: u64,
+    index: Option<u64>,
     delta: Option<Message>,
     message: Option<Message>,
     pub(super) finish_reason: Option<String>,
@@ -91,5 +90,7 @@ pub(super) fn choice(json: &[u8]) -> Result<Option<Choice<'_>>, Malformed> {
     let completion: Completion<'_> =
         serde_json::from_slice(json).map_err(|error| Malformed(error.to_string()))?;
     let choices = completion.choices.unwrap_or_default();
-    Ok(choices.into_iter().find(|choice| choice.index == 0))
+    Ok(choices
+        .into_iter()
+        .find(|choice| choice.index.unwrap_or(0) == 0))
 }

@@ -11,6 +11,7 @@ use super::calls::Calls;
 use super::events::{Members, Sequence, object};
 use super::items::OUR_REASONING;
 use super::node::Choice;
+use super::parts::{Part, PartKind};
 use super::plan::Plan;
 use crate::answer::Malformed;
 
@@ -120,19 +121,6 @@ enum Open {
         id: String,
         parts: Vec<Part>,
     },
-}
-
-struct Part {
-    kind: PartKind,
-    text: String,
-    /// JSON objects with commas between them.
-    logprobs: String,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum PartKind {
-    Text,
-    Refusal,
 }
 
 impl Output {
@@ -304,79 +292,6 @@ impl Output {
                 self.items.close(stage, at, item);
             }
         }
-    }
-}
-
-impl Part {
-    fn new(kind: PartKind) -> Self {
-        Self {
-            kind,
-            text: String::new(),
-            logprobs: String::new(),
-        }
-    }
-
-    fn push(
-        &mut self,
-        stage: &mut Stage<'_>,
-        (at, id, place): (usize, &str, usize),
-        more: &str,
-        logprobs: &str,
-    ) {
-        if !logprobs.is_empty() {
-            if !self.logprobs.is_empty() {
-                self.logprobs.push(',');
-            }
-            self.logprobs.push_str(logprobs);
-        }
-        self.text.push_str(more);
-        let kind = match self.kind {
-            PartKind::Text => "response.output_text.delta",
-            PartKind::Refusal => "response.refusal.delta",
-        };
-        let is_text = self.kind == PartKind::Text;
-        stage.event(kind, |members| {
-            members.text("item_id", id).number("output_index", at);
-            members.number("content_index", place).text("delta", more);
-            if is_text {
-                members.list("logprobs", logprobs.as_bytes());
-            }
-        });
-    }
-
-    fn close(&self, stage: &mut Stage<'_>, at: usize, id: &str, place: usize) {
-        let (kind, name) = match self.kind {
-            PartKind::Text => ("response.output_text.done", "text"),
-            PartKind::Refusal => ("response.refusal.done", "refusal"),
-        };
-        stage.event(kind, |members| {
-            members.text("item_id", id).number("output_index", at);
-            members
-                .number("content_index", place)
-                .text(name, &self.text);
-            if self.kind == PartKind::Text {
-                members.list("logprobs", self.logprobs.as_bytes());
-            }
-        });
-        stage.event("response.content_part.done", |members| {
-            members.text("item_id", id).number("output_index", at);
-            members
-                .number("content_index", place)
-                .json("part", &self.json());
-        });
-    }
-
-    fn json(&self) -> Vec<u8> {
-        object(|members| match self.kind {
-            PartKind::Text => {
-                members.text("type", "output_text").list("annotations", b"");
-                members.list("logprobs", self.logprobs.as_bytes());
-                members.text("text", &self.text);
-            }
-            PartKind::Refusal => {
-                members.text("type", "refusal").text("refusal", &self.text);
-            }
-        })
     }
 }
 

@@ -129,7 +129,8 @@ pub(super) fn read(top: Object<'_, '_>) -> Result<Params, ApiError> {
     // The API itself wants at least 16; a node serves less.
     let output_tokens_max = top.integer("max_output_tokens", (1, i64::MAX))?;
     if let Some(most) = output_tokens_max {
-        node.insert("max_completion_tokens".to_owned(), most.into());
+        // The older name, which every kind of node knows.
+        node.insert("max_tokens".to_owned(), most.into());
     }
     if let Some(effort) = reasoning(top)? {
         node.insert("reasoning_effort".to_owned(), effort.into());
@@ -237,7 +238,13 @@ fn reasoning<'v>(top: Object<'v, '_>) -> Result<Option<&'v str>, ApiError> {
     };
     reasoning.word("summary", SUMMARIES)?;
     reasoning.word("generate_summary", SUMMARIES)?;
-    reasoning.word("effort", EFFORTS)
+    let effort = reasoning.word("effort", EFFORTS)?;
+    // Nodes know three levels.
+    Ok(effort.map(|effort| match effort {
+        "minimal" => "low",
+        "xhigh" | "max" => "high",
+        effort => effort,
+    }))
 }
 
 fn included<'v>(top: Object<'v, '_>) -> Result<Vec<&'v str>, ApiError> {

@@ -88,3 +88,114 @@ fn reasoning_and_calls_become_items_of_their_own() {
     assert_eq!(output[1]["call_id"], "call_a");
     assert_eq!(output[2]["arguments"], "{\"x\":1}");
 }
+
+#[test]
+fn the_response_repeats_the_request_with_defaults() {
+    let answer = completion(&json!({"content": "x"}), "stop");
+    let told = |body: Value| -> Value {
+        let whole = ask(&body)
+            .translation
+            .whole(&answer, &end())
+            .expect("sound");
+        serde_json::from_slice(&whole).expect("JSON")
+    };
+    let plain = told(json!({"model": "m", "input": "x"}));
+    for (name, value) in [
+        ("object", json!("response")),
+        ("created_at", json!(1_764_460_000)),
+        ("background", json!(false)),
+        ("error", Value::Null),
+        ("incomplete_details", Value::Null),
+        ("instructions", Value::Null),
+        ("max_output_tokens", Value::Null),
+        ("parallel_tool_calls", json!(true)),
+        ("previous_response_id", Value::Null),
+        ("reasoning", json!({"effort": null, "summary": null})),
+        ("service_tier", json!("default")),
+        ("store", json!(true)),
+        ("temperature", json!(1.0)),
+        (
+            "text",
+            json!({"format": {"type": "text"}, "verbosity": "medium"}),
+        ),
+        ("tool_choice", json!("auto")),
+        ("tools", json!([])),
+        ("top_logprobs", json!(0)),
+        ("top_p", json!(1.0)),
+        ("truncation", json!("disabled")),
+        ("user", Value::Null),
+        ("metadata", json!({})),
+    ] {
+        assert_eq!(plain.get(name), Some(&value), "{name}");
+    }
+    let body = json!({
+        "model": "m", "input": "x", "instructions": "i", "max_output_tokens": 5, "max_tool_calls": 2,
+        "parallel_tool_calls": false, "previous_response_id": "resp_1", "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h", "reasoning": {"effort": "low", "summary": "auto"},
+        "safety_identifier": "s", "store": false, "temperature": 0.2, "tool_choice": "none",
+        "text": {"format": {"type": "json_object"}, "verbosity": "low"}, "top_p": 0.5,
+        "top_logprobs": 3, "truncation": "auto", "user": "u", "metadata": {"a": "b"},
+    });
+    let full = told(body.clone());
+    for (name, value) in body.as_object().expect("an object") {
+        assert!(
+            name == "input" || full[name] == *value,
+            "{name}: {}",
+            full[name]
+        );
+    }
+    let body =
+        json!({"model": "m", "input": "x", "conversation": "conv_1", "service_tier": "flex"});
+    let talk = told(body);
+    assert_eq!(talk["conversation"], json!({"id": "conv_1"}));
+    assert_eq!(talk["service_tier"], "default");
+}
+
+#[test]
+fn reasoning_is_given_back_where_clients_replay_it() {
+    let body = json!({"model": "m", "input": "x", "include": ["reasoning.encrypted_content"]});
+    let message = json!({"content": "y", "reasoning_content": "hm"});
+    let whole = ask(&body)
+        .translation
+        .whole(&completion(&message, "stop"), &end())
+        .expect("sound");
+    let whole: Value = serde_json::from_slice(&whole).expect("JSON");
+    let ours = &whole["output"][0];
+    assert!(ours["encrypted_content"].is_string());
+    let sealed = json!({"type": "reasoning", "id": "rs_1", "encrypted_content": "gAAAA", "summary":
+        [{"type": "summary_text", "text": "theirs"}]});
+    let raw = json!({"type": "reasoning", "summary": [], "content":
+        [{"type": "reasoning_text", "text": "hm"}], "encrypted_content": null});
+    for (item, expected) in [(ours, Some("hm")), (&raw, Some("hm")), (&sealed, None)] {
+        let next = ask(
+            &json!({"model": "m", "input": [item, whole["output"][1], {"role": "user", "content": "z"}]}),
+        );
+        let said = &next.prompt.messages[0];
+        assert_eq!(said["content"], "y");
+        assert_eq!(said["reasoning_content"].as_str(), expected, "{item}");
+    }
+}
+
+#[test]
+fn log_probabilities_come_with_the_text() {
+    let body = json!({"model": "m", "input": "x", "stream": true, "top_logprobs": 1,
+        "include": ["message.output_text.logprobs"]});
+    let token =
+        |text: &str| json!({"token": text, "logprob": -0.5, "bytes": [97], "top_logprobs": []});
+    let chunk = |text: &str| {
+        json!({"choices": [{"index": 0, "delta": {"content": text},
+            "logprobs": {"content": [token(text)], "refusal": null}, "finish_reason": null}]})
+        .to_string()
+        .into_bytes()
+    };
+    let events = stream(ask(&body).translation.as_mut(), &[chunk("a"), chunk("b")]);
+    let deltas: Vec<_> = events
+        .iter()
+        .filter(|(name, _)| name == "response.output_text.delta")
+        .map(|(_, data)| data["logprobs"].clone())
+        .collect();
+    assert_eq!(deltas, [json!([token("a")]), json!([token("b")])]);
+    let response = &events.last().expect("events").1["response"];
+    let part = &response["output"][0]["content"][0];
+    assert_eq!(part["logprobs"], json!([token("a"), token("b")]));
+}

@@ -8,3 +8,4 @@ mod kept;
 mod malformed;
 mod prompts;
 mod streams;
+mod tools;

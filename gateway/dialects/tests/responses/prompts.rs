@@ -89,7 +89,7 @@ fn parameters_reach_the_node_under_chat_names() {
     assert_eq!(
         Value::Object(asked.node),
         json!({
-            "seed": 7, "temperature": 0.5, "top_p": 0.9, "max_completion_tokens": 9,
+            "seed": 7, "temperature": 0.5, "top_p": 0.9, "max_tokens": 9,
             "reasoning_effort": "low",
             "response_format": {"type": "json_schema", "json_schema":
                 {"name": "s", "schema": {"type": "object"}, "strict": true}},
