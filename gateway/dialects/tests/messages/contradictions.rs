@@ -55,6 +55,11 @@ fn tools_have_their_form_and_choices_name_them() {
             "tools.0.custom.description: Input should be a valid string",
         ),
         (
+            tools(json!({"type": "my_tool_2025", "name": "f"})),
+            "tools.0: Input tag 'my_tool_2025' found using 'type' does not match any of the \
+             expected tags: 'custom'",
+        ),
+        (
             tools(json!({"type": "function", "name": "f"})),
             "tools.0: Input tag 'function' found using 'type' does not match any of the expected \
              tags: 'custom'",
