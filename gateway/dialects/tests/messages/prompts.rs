@@ -1,6 +1,7 @@
 //! Catches a conversation whose prompt is not the one that the same conversation has in chat, or
 //! depends on how the client spelled it, and a parameter that is lost on its way to a node.
 
+use dialects::caching::Retention;
 use serde_json::{Value, json};
 
 use super::{read, request};
@@ -249,6 +250,28 @@ fn parameters_reach_the_node() {
         node.remove("messages");
         node.remove("tools");
         assert_eq!(Value::Object(node.clone()), wanted, "{extra}");
+    }
+}
+
+#[test]
+fn marks_are_a_hint_of_how_long_the_prefix_is_wanted() {
+    let mark = |ttl: Value| json!({"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": ttl}});
+    let user = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
+    let top = json!({"cache_control": {"type": "ephemeral", "ttl": "1h"}});
+    for (extra, expected) in [
+        (json!({}), None),
+        (user(json!([mark(json!(null))])), Some(Retention::Minutes5)),
+        (
+            user(json!([mark(json!("1h")), mark(json!("5m"))])),
+            Some(Retention::Hour1),
+        ),
+        (top, Some(Retention::Hour1)),
+        // Refused elsewhere.
+        (user(json!([mark(json!("2h"))])), None),
+    ] {
+        let body = request(&extra).to_string();
+        let fields = dialects::Fields::parse(body.as_bytes()).expect("an object");
+        assert_eq!(dialects::messages::retention(&fields), expected, "{extra}");
     }
 }
 
