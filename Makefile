@@ -23,7 +23,7 @@ help:
 	@echo 'make lint           formatting, clippy, documentation, tidy'
 	@echo 'make setup          only what run needs: cmake (.tools/), default model (models/)'
 	@echo 'make bench-engine   the engine beside the server of llama.cpp (builds it, ~10 minutes)'
-	@echo 'make bench-gateway  the gateway beside nginx'
+	@echo 'make bench-gateway  the gateway beside SMG and nginx (~15 minutes)'
 	@echo 'make bench-peers    the index beside the crates kv-index and dynamo-kv-router'
 
 setup:

@@ -1,8 +1,12 @@
 //! What is the fastest node that a gateway can have in front of it?
 //!
-//! A scripted OpenAI node: it reads the whole body, answers with a fixed number of words, whole or
-//! as a stream, and reports a usage. It computes nothing, so what a proxy costs shows. It answers
-//! `/health` and `/v1/models` as a node must. It holds no cache and says so (`cached_tokens` 0).
+//! A scripted node: it reads the whole body, answers with a fixed number of words, whole or as a
+//! stream, and reports a usage. It computes nothing, so what a proxy costs shows. It speaks Chat
+//! Completions, Completions, Messages and Responses by itself, so that a proxy which only passes a
+//! dialect on can stand in front of it as well as one which translates. It answers `/health` and
+//! `/v1/models` as a node must. It holds no cache and says so (`cached_tokens` 0).
+
+mod answers;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +20,9 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::error::LoadError;
-use crate::node_http::{self, Body, error, full, json_response};
+use crate::node_http::{self, Body, Pace, error, full, json_response};
+
+use self::answers::{Answer, Form, StreamUsage};
 
 /// A common chars-per-token guess, only so that the reported usage grows with the prompt.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -33,7 +39,10 @@ pub struct Args {
     /// Tokens of every answer
     #[arg(long, default_value_t = 16)]
     pub tokens: usize,
-    /// Milliseconds between the chunks of a stream
+    /// Milliseconds before the first chunk of a stream
+    #[arg(long, default_value_t = 0)]
+    pub first_ms: u64,
+    /// Milliseconds before each further chunk
     #[arg(long, default_value_t = 0)]
     pub token_ms: u64,
     /// End when stdin ends: a bench that is killed then leaves no node behind
@@ -78,6 +87,8 @@ struct Asked {
     stream: bool,
     stream_options: Option<StreamOptions>,
     max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
+    max_output_tokens: Option<usize>,
     prompt_token_ids: Option<Vec<u32>>,
 }
 
@@ -85,6 +96,8 @@ struct Asked {
 struct StreamOptions {
     #[serde(default)]
     include_usage: bool,
+    #[serde(default)]
+    continuous_usage_stats: bool,
 }
 
 async fn answer(args: Arc<Args>, request: Request<Incoming>) -> Response<Body> {
@@ -93,22 +106,22 @@ async fn answer(args: Arc<Args>, request: Request<Incoming>) -> Response<Body> {
         (&Method::GET, "/health") => json_response(StatusCode::OK, &json!({"status": "ok"})),
         (&Method::GET, "/metrics") => Response::new(full("")),
         (&Method::GET, "/v1/models") => json_response(StatusCode::OK, &models(&args.model)),
-        (&Method::POST, "/v1/chat/completions") => complete(&args, request, Form::Chat).await,
-        (&Method::POST, "/v1/completions") => complete(&args, request, Form::Text).await,
-        _ => json_response(StatusCode::NOT_FOUND, &error("no such path", None)),
+        (&Method::POST, path) => match Form::at(path) {
+            Some(form) => complete(&args, request, form).await,
+            None => unknown(),
+        },
+        _ => unknown(),
     }
+}
+
+fn unknown() -> Response<Body> {
+    json_response(StatusCode::NOT_FOUND, &error("no such path", None))
 }
 
 fn models(id: &str) -> Value {
     json!({"object": "list", "data": [
         {"id": id, "object": "model", "owned_by": "homing", "max_model_len": 1 << 20},
     ]})
-}
-
-#[derive(Clone, Copy)]
-enum Form {
-    Chat,
-    Text,
 }
 
 async fn complete(args: &Args, request: Request<Incoming>, form: Form) -> Response<Body> {
@@ -125,22 +138,25 @@ async fn complete(args: &Args, request: Request<Incoming>, form: Form) -> Respon
             return json_response(StatusCode::BAD_REQUEST, &error(&cause.to_string(), None));
         }
     };
-    let tokens = asked.max_tokens.unwrap_or(args.tokens).min(args.tokens);
-    let prompt_tokens = match &asked.prompt_token_ids {
-        Some(ids) => ids.len() as u64,
-        None => body.len() as u64 / BYTES_PER_TOKEN,
+    let limit = asked.limit();
+    let answer = Answer {
+        form,
+        model: &args.model,
+        tokens: limit.min(args.tokens),
+        is_cut: limit <= args.tokens,
+        prompt_tokens: match &asked.prompt_token_ids {
+            Some(ids) => ids.len() as u64,
+            None => body.len() as u64 / BYTES_PER_TOKEN,
+        },
     };
-    let usage = json!({
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": tokens,
-        "total_tokens": prompt_tokens + tokens as u64,
-        "prompt_tokens_details": {"cached_tokens": 0},
-    });
     let mut response = if asked.stream {
-        let wants_usage = asked.stream_options.is_some_and(|o| o.include_usage);
-        streamed(args, form, tokens, wants_usage.then_some(usage))
+        let pace = Pace {
+            first: Duration::from_millis(args.first_ms),
+            next: Duration::from_millis(args.token_ms),
+        };
+        node_http::events(answer.events(asked.usage()), pace)
     } else {
-        json_response(StatusCode::OK, &whole(args, form, tokens, &usage))
+        json_response(StatusCode::OK, &answer.whole())
     };
     if let Some(id) = id {
         response.headers_mut().insert("x-request-id", id);
@@ -148,40 +164,20 @@ async fn complete(args: &Args, request: Request<Incoming>, form: Form) -> Respon
     response
 }
 
-fn whole(args: &Args, form: Form, tokens: usize, usage: &Value) -> Value {
-    let text = "word ".repeat(tokens);
-    let (object, choice) = match form {
-        Form::Chat => (
-            "chat.completion",
-            json!({"index": 0, "finish_reason": "length",
-                   "message": {"role": "assistant", "content": text}}),
-        ),
-        Form::Text => (
-            "text_completion",
-            json!({"index": 0, "finish_reason": "length", "text": text}),
-        ),
-    };
-    json!({"id": "echo", "object": object, "created": 0, "model": args.model,
-           "choices": [choice], "usage": usage})
-}
+impl Asked {
+    /// The client's limit, whatever its dialect calls it.
+    fn limit(&self) -> usize {
+        self.max_tokens
+            .or(self.max_completion_tokens)
+            .or(self.max_output_tokens)
+            .unwrap_or(usize::MAX)
+    }
 
-fn streamed(args: &Args, form: Form, tokens: usize, usage: Option<Value>) -> Response<Body> {
-    let object = match form {
-        Form::Chat => "chat.completion.chunk",
-        Form::Text => "text_completion",
-    };
-    let chunk = |choices: Value, usage: &Value| {
-        let value = json!({"id": "echo", "object": object, "created": 0, "model": args.model,
-                           "choices": choices, "usage": usage});
-        format!("data: {value}\n\n")
-    };
-    let choice = |text: &str, reason: Option<&str>| match form {
-        Form::Chat => json!([{"index": 0, "delta": {"content": text}, "finish_reason": reason}]),
-        Form::Text => json!([{"index": 0, "text": text, "finish_reason": reason}]),
-    };
-    let mut events = vec![chunk(choice("word ", None), &Value::Null); tokens];
-    events.push(chunk(choice("", Some("length")), &Value::Null));
-    events.extend(usage.map(|usage| chunk(json!([]), &usage)));
-    events.push("data: [DONE]\n\n".into());
-    node_http::events(events, Duration::from_millis(args.token_ms))
+    fn usage(&self) -> StreamUsage {
+        match &self.stream_options {
+            Some(o) if o.continuous_usage_stats => StreamUsage::Always,
+            Some(o) if o.include_usage => StreamUsage::Last,
+            _ => StreamUsage::None,
+        }
+    }
 }

@@ -188,29 +188,55 @@ async fn one(
         builder = builder.header("authorization", format!("Bearer {key}"));
     }
     let request = builder.body(Full::new(body)).map_err(|e| e.to_string())?;
+    let answer = exchange(connection, request, b"").await?;
+    Ok(Sample {
+        first_byte: answer.first,
+        latency: answer.latency,
+    })
+}
+
+/// A request's answer with status 200.
+pub(crate) struct Exchange {
+    /// From writing the request to the first sight of what was looked for.
+    pub(crate) first: Duration,
+    /// To the end of the body.
+    pub(crate) latency: Duration,
+    /// The whole body.
+    pub(crate) body: Vec<u8>,
+}
+
+/// Sends a request and reads its answer, looking for `mark` in the body; without one, for its
+/// first byte.
+pub(crate) async fn exchange(
+    connection: &mut Connection,
+    request: Request<Full<Bytes>>,
+    mark: &[u8],
+) -> Result<Exchange, String> {
     let sent = Instant::now();
     let response = match connection.send(request).await {
         Ok(response) => response,
         Err(SendFailure::Connect(e) | SendFailure::Broken(e)) => return Err(e),
     };
     let status = response.status();
-    let mut body = response.into_body();
-    let mut first_byte = None;
-    let mut received = Vec::new();
-    while let Some(frame) = body.frame().await {
+    let mut frames = response.into_body();
+    let (mut first, mut body) = (None, Vec::new());
+    while let Some(frame) = frames.frame().await {
         let frame = frame.map_err(|e| describe(&e))?;
-        first_byte.get_or_insert_with(|| sent.elapsed());
         if let Some(data) = frame.data_ref() {
-            received.extend_from_slice(data);
+            body.extend_from_slice(data);
+        }
+        if first.is_none() && (mark.is_empty() || body.windows(mark.len()).any(|w| w == mark)) {
+            first = Some(sent.elapsed());
         }
     }
     let latency = sent.elapsed();
     if status != hyper::StatusCode::OK {
-        return Err(format!("{status}: {}", String::from_utf8_lossy(&received)));
+        return Err(format!("{status}: {}", String::from_utf8_lossy(&body)));
     }
-    Ok(Sample {
-        first_byte: first_byte.unwrap_or(latency),
+    Ok(Exchange {
+        first: first.unwrap_or(latency),
         latency,
+        body,
     })
 }
 

@@ -50,7 +50,7 @@ enum Tool {
     /// Answers that stream while long prompts arrive
     #[command(hide = true)]
     FairnessBench(fairness_bench::Args),
-    /// Our gateway beside nginx
+    /// Our gateway beside SMG and nginx
     #[command(hide = true)]
     GatewayBench(gateway_bench::Args),
     /// A node that computes nothing

@@ -65,14 +65,25 @@ where
     }
 }
 
-/// The events of a stream, each written by itself, `pause` before each.
-pub(crate) fn events(events: Vec<String>, pause: Duration) -> Response<Body> {
-    let frames = stream::unfold(events.into_iter(), move |mut events| async move {
-        let event = events.next()?;
+/// How long a stream waits before what it writes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pace {
+    /// Before its first write.
+    pub(crate) first: Duration,
+    /// Before each further one.
+    pub(crate) next: Duration,
+}
+
+/// The events of a stream, each string written by itself.
+pub(crate) fn events(events: Vec<String>, pace: Pace) -> Response<Body> {
+    let writes = events.into_iter().enumerate();
+    let frames = stream::unfold(writes, move |mut writes| async move {
+        let (number, event) = writes.next()?;
+        let pause = if number == 0 { pace.first } else { pace.next };
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
-        Some((Ok::<_, Infallible>(Frame::data(Bytes::from(event))), events))
+        Some((Ok::<_, Infallible>(Frame::data(Bytes::from(event))), writes))
     });
     typed(
         StatusCode::OK,

@@ -9,7 +9,6 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -20,7 +19,7 @@ use tokio::net::TcpListener;
 use self::memory::Memory;
 use self::script::{Answer, Said};
 use crate::error::LoadError;
-use crate::node_http::{self, Body, error, json_response};
+use crate::node_http::{self, Body, Pace, error, json_response};
 
 mod memory;
 pub mod script;
@@ -134,7 +133,7 @@ impl Node {
                 continuous: options["continuous_usage_stats"] == true,
                 last: options["include_usage"] == true,
             };
-            node_http::events(chunks.of(&reply), Duration::ZERO)
+            node_http::events(chunks.of(&reply), Pace::default())
         } else {
             json_response(StatusCode::OK, &whole(&self.args.model, &reply))
         }

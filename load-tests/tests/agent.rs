@@ -36,6 +36,7 @@ fn echo(tokens: usize) -> echo_node::Args {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         model: "echo".into(),
         tokens,
+        first_ms: 0,
         token_ms: 0,
         exit_with_stdin: false,
     }
@@ -128,6 +129,7 @@ async fn a_slow_server_does_not_slow_the_load_down() {
     // Catches a closed loop: sessions that begin late, or times counted from a late sending, hide
     // what a slow server does to those who do not wait for each other.
     let address = node(echo_node::Args {
+        first_ms: 40,
         token_ms: 40,
         ..echo(8)
     });

@@ -1,17 +1,22 @@
-//! What stands in front of the scripted node: nothing, nginx, our gateway, each started and ready.
+//! What stands in front of the scripted node: nothing, nginx, SMG, our gateway, each started and
+//! ready.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::Args;
+use super::agent_turns::{Bodies, Delivery, Dialect};
+use super::lanes::{self, Load};
+use super::{Args, WORDS};
 use crate::error::LoadError;
-use crate::http_bench;
 use crate::process::{Program, cpu_seconds, family};
 
 /// A program that does not answer by then will not.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A request that every front must answer before the first round.
+const PROBE_BYTES: usize = 4096;
 
 /// What stands at one address.
 pub(super) struct Front {
@@ -52,10 +57,16 @@ pub(crate) fn free_address() -> Result<SocketAddr, LoadError> {
         .map_err(LoadError::system("asking for a port"))
 }
 
-pub(super) fn start_node(model: &str, folder: &Path) -> Result<(Program, SocketAddr), LoadError> {
+pub(super) fn start_node(
+    args: &Args,
+    model: &str,
+    folder: &Path,
+) -> Result<(Program, SocketAddr), LoadError> {
     let own = std::env::current_exe().map_err(LoadError::system("finding this program"))?;
     let mut command = Command::new(own);
     command.args(["echo-node", "--exit-with-stdin", "--model", model]);
+    command.arg("--tokens").arg(WORDS.to_string());
+    command.arg("--token-ms").arg(args.word_ms.to_string());
     let node = Program::start("echo-node", &mut command, &folder.join("echo-node.log"))?;
     let line = node.line(START_TIMEOUT)?;
     let address = line
@@ -102,6 +113,28 @@ pub(super) fn start_nginx(
     let program = Program::start("nginx", &mut command, &folder.join("nginx.log"))?;
     Ok(Front {
         name: "nginx",
+        url: url(address),
+        key: None,
+        program: Some(program),
+    })
+}
+
+/// As its users run it before one pool: routing by prefix, its other settings as they come. It
+/// logs no line a request here, which is in its favour. It tokenizes for gRPC nodes alone.
+pub(super) fn start_smg(smg: &Path, node: SocketAddr, folder: &Path) -> Result<Front, LoadError> {
+    let (address, metrics) = (free_address()?, free_address()?);
+    let mut command = Command::new(smg);
+    command.arg("launch").args(["--policy", "cache_aware"]);
+    command.args(["--host", "127.0.0.1", "--log-level", "warn"]);
+    command.arg("--port").arg(address.port().to_string());
+    command.arg("--worker-urls").arg(format!("http://{node}"));
+    command.args(["--prometheus-host", "127.0.0.1"]);
+    command
+        .arg("--prometheus-port")
+        .arg(metrics.port().to_string());
+    let program = Program::start("smg", &mut command, &folder.join("smg.log"))?;
+    Ok(Front {
+        name: "smg",
         url: url(address),
         key: None,
         program: Some(program),
@@ -169,31 +202,31 @@ pub(crate) fn make_key(homing: &Path, data: &Path) -> Result<String, LoadError> 
         .ok_or_else(|| LoadError::program("homing", format!("no key in {printed:?}")))
 }
 
-/// Sends single requests until one succeeds.
-pub(super) async fn wait_ready(front: &Front, model: &str) -> Result<(), LoadError> {
+/// Sends single requests in every dialect until one succeeds.
+pub(super) async fn wait_ready(args: &Args, front: &Front, model: &str) -> Result<(), LoadError> {
     let deadline = std::time::Instant::now() + START_TIMEOUT;
-    let probe = http_bench::Args {
-        url: front.url.clone(),
-        key: front.key.clone(),
-        model: model.to_owned(),
-        body_bytes: 1024,
-        concurrency: 1,
-        requests: 1,
-        warmup: 0,
-        stream: false,
-    };
-    loop {
-        let figures = http_bench::run(&probe).await?;
-        match figures.first_failure {
-            None => return Ok(()),
-            Some(failure) if std::time::Instant::now() > deadline => {
-                let what = format!("not ready after {START_TIMEOUT:?}: {failure}");
-                return Err(match &front.program {
-                    Some(program) => program.trouble(&what),
-                    None => LoadError::program(front.name, what),
-                });
+    for &dialect in &args.dialects {
+        while let Err(failure) = probe(front, dialect, model).await {
+            if std::time::Instant::now() > deadline {
+                return Err(failure);
             }
-            Some(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
+    Ok(())
+}
+
+async fn probe(front: &Front, dialect: Dialect, model: &str) -> Result<(), LoadError> {
+    let delivery = Delivery::Whole;
+    let load = Load {
+        front,
+        dialect,
+        bodies: &Bodies::new(dialect, model, PROBE_BYTES, delivery),
+        delivery,
+        agents: 1,
+        requests: 1,
+        words: 0,
+        new: 0,
+    };
+    lanes::send(load).await.map(|_| ())
 }
