@@ -64,14 +64,9 @@ pub fn retention(fields: &Fields<'_>) -> Result<Option<Retention>, ApiError> {
     let Some(ttl) = options.get("ttl") else {
         return Ok(old);
     };
+    // The one is how long at most, the other how long at least.
     let ttl = one_of(ttl.get(), OPTION_TTLS, || param("ttl"))?;
-    if old.is_some() {
-        return Err(ApiError::invalid(
-            "prompt_cache_retention",
-            "'prompt_cache_retention' cannot be used together with 'prompt_cache_options.ttl'; send one of them.",
-        ));
-    }
-    Ok(Some(ttl))
+    Ok(old.max(Some(ttl)))
 }
 
 /// Checks the marks of a chat request's messages and tools; the longest retention that they ask
@@ -260,10 +255,6 @@ mod tests {
             (
                 json!({"prompt_cache_options": {"ttl": 30}}),
                 "prompt_cache_options.ttl: 'prompt_cache_options.ttl' must be '30m' or '12h', got 30.",
-            ),
-            (
-                json!({"prompt_cache_options": {"ttl": "30m"}, "prompt_cache_retention": "24h"}),
-                "prompt_cache_retention: 'prompt_cache_retention' cannot be used together with 'prompt_cache_options.ttl'; send one of them.",
             ),
             (
                 message(json!({"role": "user", "content": "hi", "cache_control": true})),

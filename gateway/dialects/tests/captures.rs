@@ -195,7 +195,7 @@ fn read<'a>(dialect: Dialect, fields: Fields<'a>, memory: &Memory) -> (Turn<'a>,
             };
             (request.turn(items.clone(), ids).expect("a turn").0, items)
         }
-        Dialect::Completions => panic!("not recorded"),
+        other => panic!("{other:?} is not recorded"),
     }
 }
 

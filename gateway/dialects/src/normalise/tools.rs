@@ -5,7 +5,7 @@
 //! change: what the schema is, then what bounds it by name, then its description and its parts.
 //! Properties follow `required`, which is a list and so means its order; the others come behind
 //! them by name. A strict schema requires all of its properties, so that its order stays its own:
-//! models write arguments in it. Values (`enum`, `const`, `default`, `examples`) are no schemas and
+//! models write arguments in it. Members that say nothing are left out. Values (`enum`, `const`, `default`, `examples`) are no schemas and
 //! stay.
 
 use std::collections::HashMap;
@@ -27,6 +27,7 @@ pub(super) fn normalise(tools: &mut Value, options: Options) -> bool {
         if let Some(function) = tool.get_mut("function").and_then(Value::as_object_mut) {
             changed |= options.cache_marks && unmark(function);
             if options.schema_order {
+                changed |= without_defaults(function);
                 if let Some(parameters) = function.get_mut("parameters") {
                     changed |= order_schema(parameters);
                 }
@@ -47,6 +48,18 @@ pub(super) fn normalise(tools: &mut Value, options: Options) -> bool {
         }
     }
     changed
+}
+
+/// Leaves out what says no more than its absence: null, and `strict: false`, which SDKs of some
+/// dialects add by themselves.
+fn without_defaults(function: &mut Map<String, Value>) -> bool {
+    let says =
+        |name: &str, value: &Value| !value.is_null() && (name != "strict" || *value != false);
+    if function.iter().all(|(name, value)| says(name, value)) {
+        return false;
+    }
+    function.retain(|name, value| says(name, value));
+    true
 }
 
 /// Where a keyword stands among others; equal ones go by name.

@@ -60,6 +60,31 @@ fn tools_are_the_same_in_any_order_of_keys() {
     }
 }
 
+#[test]
+fn members_that_say_nothing_are_left_out() {
+    let of = |function: Value| {
+        let tools = json!([{"type": "function", "function": function}]);
+        let mut given = prompt(json!([]), Some(tools));
+        let changed = normalise(&mut given, Options::default()).tools;
+        (
+            given.tools.expect("tools")[0]["function"].to_string(),
+            changed,
+        )
+    };
+    let plain = json!({"name": "f"});
+    let strict = json!({"name": "f", "strict": true});
+    for (function, expected) in [
+        (json!({"name": "f", "strict": false}), &plain),
+        (
+            json!({"name": "f", "description": null, "strict": null}),
+            &plain,
+        ),
+    ] {
+        assert_eq!(of(function), (expected.to_string(), true));
+    }
+    assert_eq!(of(strict.clone()), (strict.to_string(), false));
+}
+
 /// The same value with its objects' keys in another order; what is no schema keeps its own.
 fn shuffled(value: &Value, random: &mut StdRng) -> Value {
     match value {
