@@ -21,6 +21,10 @@ import common
 AGENT, CLIENTS = sys.argv[5], pathlib.Path(sys.argv[6])
 QUESTION = "Run `echo tool-ok` in the shell and tell me what it printed."
 FOLLOW_UPS = ["Thank you. Was that what you expected?", "Then we are done. Say goodbye."]
+# More than the default model's context, whatever the agent adds to it.
+LONG_QUESTION = QUESTION + " Then read this:" + " word" * 10_000
+# Short where the default model answers what fits, such as a request for the session's title.
+ANSWER_TOKENS = 64 if common.FORCED else 4096
 # One run of an agent. The slowest repeats a refused request for half a minute.
 RUN_S = 240
 # The dialects' own words, and what agents make of them.
@@ -94,6 +98,7 @@ class Agent:
 class Codex(Agent):
     program, package = "codex", "@openai/codex"
     dialects = ["responses"]
+    read_before = 0
 
     def configure(self):
         self.write(
@@ -123,10 +128,18 @@ wire_api = "responses"
     def read(self, events):
         items = [event["item"] for event in events if event.get("type") == "item.completed"]
         text = [item["text"] for item in items if item["type"] == "agent_message"]
-        usages = [event["usage"] for event in events if event.get("type") == "turn.completed"]
+        # What it prints is the session's sum; its own record has each request.
+        [record] = self.home.glob(".codex/sessions/**/*.jsonl")
+        noted = [json.loads(line)["payload"] for line in record.read_text().splitlines()]
+        usages = [
+            note["info"]["last_token_usage"]
+            for note in noted
+            if note.get("type") == "token_count" and note.get("info")
+        ]
+        new, self.read_before = usages[self.read_before :], len(usages)
         return text[-1], [
             (usage["input_tokens"], usage["cached_input_tokens"], usage["output_tokens"])
-            for usage in usages
+            for usage in new
         ]
 
 
@@ -157,10 +170,19 @@ class ClaudeCode(Agent):
     def read(self, events):
         [result] = [event for event in events if event.get("type") == "result"]
         assert not result["is_error"], result
-        usage = result["usage"]
-        cached = usage["cache_read_input_tokens"]
-        prompt = usage["input_tokens"] + cached + usage["cache_creation_input_tokens"]
-        return result["result"], [(prompt, cached, usage["output_tokens"])]
+        # A message comes in several events; its output is counted in the result alone.
+        output = result["usage"]["output_tokens"]
+        usages = {
+            event["message"]["id"]: event["message"]["usage"]
+            for event in events
+            if event.get("type") == "assistant"
+        }
+        read = "cache_read_input_tokens"
+        fields = ["input_tokens", read, "cache_creation_input_tokens"]
+        return result["result"], [
+            (sum(usage[field] for field in fields), usage[read], output)
+            for usage in usages.values()
+        ]
 
 
 class OpenCode(Agent):
@@ -189,7 +211,10 @@ class OpenCode(Agent):
                             "apiKey": "{env:HOMING_API_KEY}",
                         },
                         "models": {
-                            common.MODEL: {"limit": {"context": 200000, "output": 4096}}
+                            common.MODEL: {
+                                "reasoning": not common.FORCED,
+                                "limit": {"context": 200000, "output": ANSWER_TOKENS},
+                            }
                         },
                     }
                 },
@@ -244,7 +269,12 @@ class Pi(Agent):
                         "apiKey": "HOMING_API_KEY",
                         "compat": {"sendSessionAffinityHeaders": True},
                         "models": [
-                            {"id": common.MODEL, "contextWindow": 200000, "maxTokens": 4096}
+                            {
+                                "id": common.MODEL,
+                                "reasoning": not common.FORCED,
+                                "contextWindow": 200000,
+                                "maxTokens": ANSWER_TOKENS,
+                            }
                         ],
                     }
                 }
@@ -295,7 +325,7 @@ def conversation(agent):
 
 
 def refused(agent):
-    _, printed = agent.run(QUESTION, is_first=True)
+    _, printed = agent.run(LONG_QUESTION, is_first=True)
     assert TOO_LONG.search(printed), printed[-1000:]
     return None
 

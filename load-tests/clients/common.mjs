@@ -31,6 +31,15 @@ export const QUESTION = "What will the weather in Paris be tomorrow? Look it up.
 export const RESULT = "Sunny, 21 degrees, a light wind from the west.";
 export const THANKS = "Thank you. What should I wear?";
 
+// The form of a small model's later answers, where a client takes an answer that `max_tokens` cut for
+// a failure: it has few tokens.
+export const SHORT_ANSWER = {
+  type: "object",
+  properties: { advice: { type: "string", enum: ["a coat", "a shirt", "boots"] } },
+  required: ["advice"],
+  additionalProperties: false,
+};
+
 // Instructions that no earlier conversation began with, so that what is cached is its own.
 export function system() {
   const rules = "Use the tool for any question about weather, and answer in one short sentence. ";

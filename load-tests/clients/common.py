@@ -35,6 +35,15 @@ QUESTION = "What will the weather in Paris be tomorrow? Look it up."
 RESULT = "Sunny, 21 degrees, a light wind from the west."
 THANKS = "Thank you. What should I wear?"
 
+# The form of a small model's later answers, where a client takes an answer that `max_tokens` cut for
+# a failure: it has few tokens.
+SHORT_ANSWER = {
+    "type": "object",
+    "properties": {"advice": {"type": "string", "enum": ["a coat", "a shirt", "boots"]}},
+    "required": ["advice"],
+    "additionalProperties": False,
+}
+
 
 def system():
     """Instructions that no earlier conversation began with, so that what is cached is its own."""

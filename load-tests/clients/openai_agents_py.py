@@ -7,13 +7,19 @@ from typing import Annotated, Literal
 
 import agents
 import openai
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 import common
 
 # Traces would go to a server of OpenAI's.
 agents.set_tracing_disabled(True)
 called = []
+
+
+class Advice(BaseModel):
+    """As common.SHORT_ANSWER: the SDK takes an answer that was cut for a failure."""
+
+    advice: Literal["a coat", "a shirt", "boots"]
 
 
 @agents.function_tool(name_override=common.TOOL, description_override=common.DESCRIPTION)
@@ -41,6 +47,7 @@ async def conversation(model, streamed):
             tools=[forecast],
             model_settings=settings,
             tool_use_behavior=stop,
+            output_type=Advice if common.FORCED and choice == "none" else None,
         )
 
     async def run(choice, items):

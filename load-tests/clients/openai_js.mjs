@@ -67,6 +67,8 @@ async function responses(streamed, chained) {
   const history = [];
   const turns = new common.Turns();
   let last = null;
+  const schema = common.SHORT_ANSWER;
+  const format = { type: "json_schema", name: "advice", schema, strict: true };
   const turn = async (choice, items) => {
     history.push(...items);
     const request = {
@@ -77,6 +79,8 @@ async function responses(streamed, chained) {
       max_output_tokens: common.MAX_TOKENS,
       store: chained,
       ...(common.FORCED && { tool_choice: choice }),
+      // The SDK's helper of streams raises on an answer that was cut.
+      ...(common.FORCED && last && { text: { format } }),
       ...(last && chained && { previous_response_id: last.id }),
     };
     last = streamed
@@ -101,7 +105,7 @@ async function responses(streamed, chained) {
   });
   for (const items of [results, [{ role: "user", content: common.THANKS }]]) {
     const answer = await turn("none", items);
-    assert(["completed", "incomplete"].includes(answer.status), answer.status);
+    assert.equal(answer.status, "completed");
     assert(answer.output_text, JSON.stringify(answer.output));
     assert(answer.output.every((item) => item.type !== "function_call"));
   }

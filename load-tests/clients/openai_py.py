@@ -84,6 +84,10 @@ def responses(streamed, chained):
         )
         if common.FORCED:
             request["tool_choice"] = choice
+        if common.FORCED and last:
+            # The SDK's helper of streams raises on an answer that was cut.
+            form = {"type": "json_schema", "name": "advice", "schema": common.SHORT_ANSWER}
+            request["text"] = {"format": {**form, "strict": True}}
         if last and chained:
             request["previous_response_id"] = last.id
         if streamed:
@@ -115,7 +119,7 @@ def responses(streamed, chained):
         )
     for new in (results, [{"role": "user", "content": common.THANKS}]):
         answer = turn("none", new)
-        assert answer.status in ("completed", "incomplete") and answer.output_text, answer
+        assert answer.status == "completed" and answer.output_text, answer
         assert all(item.type != "function_call" for item in answer.output), answer
     return turns
 

@@ -16,8 +16,8 @@ const SHELL_TOOLS: &[&str] = &["exec_command", "bash", "shell", "shell_command",
 const COMMANDS: &[&str] = &["command", "cmd"];
 /// Schemas nested deeper than this get `null`: they refer to themselves.
 const DEPTH_MAX: usize = 16;
-/// Bytes of a tool's result that the answer repeats.
-const QUOTE_CHARS: usize = 80;
+/// How much of a tool's result the answer repeats: agents put their own words before a command's output.
+const QUOTE_CHARS: usize = 400;
 
 /// One answer.
 #[derive(Clone, Debug, PartialEq)]
