@@ -6,6 +6,8 @@ use dialects::Dialect;
 use dialects::error::{ApiError, ErrorKind, Shape};
 use http::{HeaderMap, Method};
 
+use crate::responses::Resource;
+
 /// What a path and method mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Endpoint<'a> {
@@ -19,6 +21,8 @@ pub(crate) enum Endpoint<'a> {
     Turn(Dialect),
     /// How many tokens is this Messages request?
     CountTokens,
+    /// Stored responses and conversations.
+    Stored(Resource<'a>),
 }
 
 /// Whose errors a client of this path reads. Anthropic's clients name the version of its API in
@@ -50,7 +54,11 @@ pub(crate) fn endpoint<'a>(method: &Method, path: &'a str) -> Result<Endpoint<'a
         "/v1/completions" => (Endpoint::Turn(Dialect::Completions), "POST"),
         "/v1/messages" => (Endpoint::Turn(Dialect::Messages), "POST"),
         "/v1/messages/count_tokens" => (Endpoint::CountTokens, "POST"),
+        "/v1/conversations" => (Endpoint::Stored(Resource::Conversations), "POST"),
         "/v1/responses" => (Endpoint::Turn(Dialect::Responses), "POST"),
+        other if let Some((resource, allow)) = Resource::at(other) => {
+            (Endpoint::Stored(resource), allow)
+        }
         other => match other.strip_prefix("/v1/models/") {
             // Ids may hold slashes, as in `organisation/model`.
             Some(id) => (Endpoint::Model(id), "GET, HEAD"),

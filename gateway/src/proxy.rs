@@ -25,13 +25,14 @@ use crate::fleet::Fleet;
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 use crate::prompt::{Model, Prompts};
+use crate::responses::Responses;
 use crate::secrets::Secrets;
 use crate::session::Bindings;
 use crate::store::{Store, TenantId};
 use crate::tasks::{Phase, Tasks};
 use crate::turn::{self, Over};
 use crate::upstream::Upstream;
-use crate::{models, read, respond};
+use crate::{models, read, respond, responses};
 use dialects::error::{ApiError, ErrorKind};
 
 /// How long an idle client connection is kept, seconds. Agents think for tens of seconds.
@@ -58,6 +59,8 @@ pub struct GatewayParts {
     pub metrics: Arc<Metrics>,
     /// Tokenizers and templates.
     pub prompts: Prompts,
+    /// Stored responses and conversations.
+    pub(crate) responses: Arc<Responses>,
 }
 
 /// One gateway.
@@ -69,6 +72,7 @@ pub struct Gateway {
     pub(crate) tasks: Tasks,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) prompts: Prompts,
+    pub(crate) responses: Arc<Responses>,
     pub(crate) aliases: Aliases,
     pub(crate) salts: Salts,
     pub(crate) gates: Gates,
@@ -91,6 +95,7 @@ impl Gateway {
             secrets,
             metrics,
             prompts,
+            responses,
         } = parts;
         Self {
             aliases: Aliases::new(&config.aliases),
@@ -111,6 +116,7 @@ impl Gateway {
             tasks,
             metrics,
             prompts,
+            responses,
         }
     }
 
@@ -145,6 +151,12 @@ impl Gateway {
                 ctx.endpoint = "count_tokens";
                 let tokens = turn::count_tokens(self, session.as_downstream_mut(), ctx).await?;
                 self.answer(session, ctx, tokens).await
+            }
+            Endpoint::Stored(resource) => {
+                ctx.endpoint = "stored";
+                let client = session.as_downstream_mut();
+                let answer = responses::serve(self, client, ctx, resource).await?;
+                self.answer(session, ctx, answer).await
             }
             Endpoint::Turn(dialect) => {
                 ctx.endpoint = dialect.as_str();

@@ -12,7 +12,7 @@
 //! 2. *stopping*: what is left of requests tells its client and settles as `cut`; background tasks
 //!    end (with `homing up`: the nodes, too).
 //! 3. The runtime is dropped, and with it what is left of requests: each settles as `cut`.
-//! 4. The ledger syncs and projects. Exit code 0.
+//! 4. The store of responses ends its threads; the ledger syncs and projects. Exit code 0.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -37,6 +37,7 @@ use crate::ledger::sqlite::Projection;
 use crate::metrics::Metrics;
 use crate::prompt::Prompts;
 use crate::proxy::{Gateway, GatewayParts};
+use crate::responses::Responses;
 use crate::secrets::Secrets;
 use crate::signals::Signals;
 use crate::store::Store;
@@ -81,6 +82,7 @@ pub struct Server {
     signals: Signals,
     stop_accepting: watch::Sender<bool>,
     ledger: Arc<Ledger>,
+    responses: Arc<Responses>,
     metrics: Arc<Metrics>,
     grace: Duration,
 }
@@ -110,6 +112,10 @@ impl Server {
         let metrics = Arc::new(Metrics::new()?);
         let fleet = Fleet::new(&config.nodes);
         fleet::metrics::register(metrics.registry(), &fleet, &ledger)?;
+        let history_bytes_max = config.limits.body_bytes_max;
+        let responses = Responses::open(&config.data, config.responses, history_bytes_max)?;
+        let responses = Arc::new(responses);
+        responses.watch(&tasks);
         let prompts = Prompts::load(&config)?;
         // Nodes may hold blocks of these tenants from before: their events must find the salts.
         for tenant in store.tenants()? {
@@ -143,6 +149,7 @@ impl Server {
             secrets: Arc::clone(&secrets),
             metrics: Arc::clone(&metrics),
             prompts,
+            responses: Arc::clone(&responses),
         });
         let listen = listener.local_addr()?;
         let stop_accepting = accept(gateway, listener, &tasks)?;
@@ -158,6 +165,7 @@ impl Server {
             signals,
             stop_accepting,
             ledger,
+            responses,
             metrics,
             grace,
         })
@@ -213,6 +221,7 @@ impl Server {
             tracing::warn!(left, "background tasks did not end in time");
         }
         self.runtime.shutdown_timeout(RUNTIME_END);
+        self.responses.close();
         self.ledger.close();
         tracing::info!("gateway has stopped");
     }

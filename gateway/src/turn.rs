@@ -20,8 +20,9 @@ use crate::ledger::Status;
 use crate::prompt::{Model, Planned};
 use crate::proxy::Gateway;
 use crate::relay::{End, Flow, Waited, watched};
+use crate::responses::Keeping;
 use crate::route::{Question, check_context, choose};
-use crate::session::{Session, session_of};
+use crate::session::{Session, SessionId, session_of};
 use crate::settle::{Account, Bill};
 use crate::store::{KeyIdentity, TenantId};
 use crate::tasks::Phase;
@@ -98,20 +99,23 @@ pub(crate) async fn run(
     let table = &gateway.config.sessions;
     let found = table.find(dialect, &client.req_header().headers, &fields);
     let options = gateway.config.normalise.of(&identity.tenant.id);
+    let tenant = &identity.tenant.id;
     let Asked {
         mut turn,
         translation,
-    } = beside_others(body.len(), || ask(ctx, dialect, fields))?;
+        keeping,
+        chain,
+    } = match dialect {
+        Dialect::Responses => ask_responses(gateway, ctx, tenant, (fields, body.len())).await?,
+        _ => beside_others(body.len(), || ask(dialect, fields))?,
+    };
     turn.normalise(options);
     let model = Arc::clone(model(gateway, ctx, &identity, &turn.model)?);
-    let tenant = identity.tenant.id.as_str();
-    let session = session_of(tenant, &model.id, found, None, &turn.prompt);
+    let session = session_of(tenant.as_str(), &model.id, found, chain, &turn.prompt);
     ctx.line.session.clone_from(&session.id.text);
     ctx.line.session_from.clone_from(&session.source);
 
-    let drain = gateway.tasks.drain();
-    let mut stopping = pin!(drain.reached(Phase::Stopping));
-    let tenant = &identity.tenant.id;
+    let mut stopping = pin!(called_off(gateway, keeping.as_ref()));
     let Some(_permit) = admitted(gateway, client, tenant, stopping.as_mut()).await? else {
         return Ok(Over::ClientGone);
     };
@@ -148,6 +152,7 @@ pub(crate) async fn run(
         job: &job,
         bill: &mut bill,
         translation: translation.as_deref(),
+        keeping: keeping.as_ref(),
         stopping: stopping.as_mut(),
     };
     let end = Box::pin(recover::run(&mut flow, first, &known)).await;
@@ -196,30 +201,74 @@ struct Asked<'a> {
     turn: Turn<'a>,
     /// What turns the answer into the client's dialect.
     translation: Option<Box<dyn Translation>>,
+    /// What is kept of it.
+    keeping: Option<Keeping>,
+    /// The session of the stored response that it continues.
+    chain: Option<SessionId>,
 }
 
 /// Reads a request in its dialect.
-fn ask<'a>(ctx: &Ctx, dialect: Dialect, fields: Fields<'a>) -> Result<Asked<'a>, ApiError> {
+fn ask(dialect: Dialect, fields: Fields<'_>) -> Result<Asked<'_>, ApiError> {
     let same = |turn| Asked {
         turn,
         translation: None,
+        keeping: None,
+        chain: None,
     };
     let translated = |(turn, translation)| Asked {
         turn,
         translation: Some(translation),
+        keeping: None,
+        chain: None,
     };
     match dialect {
         Dialect::Chat => dialects::chat(fields).map(same),
         Dialect::Completions => dialects::completions(fields).map(same),
         Dialect::Messages => messages::parse(fields).map(translated),
-        Dialect::Responses => {
-            let request = responses::parse(fields)?;
-            let ids = responses::Ids {
-                response: format!("resp_{}", ctx.own_id.simple()),
-                created_s: ctx.t_ms.div_euclid(1000),
-            };
-            request.turn(Vec::new(), ids).map(translated)
-        }
+        // What these continue has to be looked up: `ask_responses`.
+        Dialect::Responses => Err(ApiError::new(
+            ErrorKind::Internal,
+            "A Responses request was read without what it continues.",
+        )),
+    }
+}
+
+/// Reads a Responses request and what it continues.
+async fn ask_responses<'a>(
+    gateway: &Gateway,
+    ctx: &Ctx,
+    tenant: &TenantId,
+    (fields, bytes): (Fields<'a>, usize),
+) -> Result<Asked<'a>, ApiError> {
+    let mut request = beside_others(bytes, || responses::parse(fields))?;
+    let ids = responses::Ids {
+        response: format!("resp_{}", ctx.own_id.simple()),
+        created_s: ctx.t_ms.div_euclid(1000),
+    };
+    let (keeping, earlier) = gateway
+        .responses
+        .begin(tenant, &ids.response, &mut request)
+        .await?;
+    let all = bytes + earlier.bytes;
+    let (turn, translation) = beside_others(all, || request.turn(earlier.items, ids))?;
+    Ok(Asked {
+        turn,
+        translation: Some(translation),
+        keeping: Some(keeping),
+        chain: earlier.session,
+    })
+}
+
+/// Resolves when the gateway has to stop, or the client cancels the turn by another request.
+async fn called_off(gateway: &Gateway, keeping: Option<&Keeping>) {
+    let drain = gateway.tasks.drain();
+    let stopping = drain.reached(Phase::Stopping);
+    match keeping.map(Keeping::cancelled) {
+        None => stopping.await,
+        Some(cancelled) => tokio::select! {
+            () = stopping => {}
+            () = cancelled.asked() => {}
+        },
     }
 }
 
@@ -295,10 +344,7 @@ fn plan<'a>(
             .inc_by(blocks as u64);
     }
     check_context(&gateway.fleet, &model.id, &prompt, turn.output_tokens_max)?;
-    let before = gateway
-        .bindings
-        .get(&session, Instant::now())
-        .output_tokens;
+    let before = gateway.bindings.get(&session, Instant::now()).output_tokens;
     let debug = identity.tenant.debug
         && client
             .req_header()

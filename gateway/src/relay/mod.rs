@@ -33,11 +33,12 @@ use crate::fleet::{Failure, InFlight};
 use crate::ledger::Status;
 use crate::proxy::Gateway;
 use crate::respond;
+use crate::responses::Keeping;
 use crate::route::Chosen;
 use crate::settle::Bill;
 use crate::turn::{Job, beside_others};
 use crate::upstream::Exchange;
-use dialects::answer::{End as AnswerEnd, Translation};
+use dialects::answer::{End as AnswerEnd, Stored, Translation};
 use dialects::error::{ApiError, ErrorKind};
 use dialects::{Delivery, TokenIds};
 
@@ -54,7 +55,9 @@ pub(crate) struct Flow<'a> {
     pub(crate) bill: &'a mut Bill,
     /// What turns a node's answer into the client's dialect; none where they are the same.
     pub(crate) translation: Option<&'a dyn Translation>,
-    /// Resolves when the gateway's grace period is over.
+    /// What is kept of the answer; none in a dialect that keeps nothing.
+    pub(crate) keeping: Option<&'a Keeping>,
+    /// Resolves when the gateway's grace period is over, or the turn is cancelled.
     pub(crate) stopping: Pin<&'a mut (dyn Future<Output = ()> + Send + 'a)>,
 }
 
@@ -285,6 +288,19 @@ impl Flow<'_> {
             }
             None => self.gateway.metrics.usage_missing.inc(),
         }
+    }
+
+    /// Keeps a complete answer for later turns, before the client can read its end.
+    async fn keep(&mut self, stored: Option<Stored>) {
+        if let (Some(keeping), Some(stored)) = (self.keeping, stored) {
+            let session = &self.job.session.id;
+            self.gateway.responses.keep(keeping, session, stored).await;
+        }
+    }
+
+    /// Whether the client has cancelled the turn by another request.
+    fn is_cancelled(&self) -> bool {
+        self.keeping.is_some_and(Keeping::is_cancelled)
     }
 
     /// The first generated text: prefill is over.

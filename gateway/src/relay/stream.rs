@@ -3,8 +3,8 @@
 //! Every complete event goes on in the moment its last byte is there. Held back are only the
 //! events that a client may not read before the record is written: the last chunk with the usage
 //! and the terminator. States: nothing sent (another node may still take over) → relaying →
-//! holding (the usage has come) → ended. A stream ends in one of five ways: complete; cancelled
-//! by the client; cut by the node; cut by the gateway's shutdown; withheld because the record
+//! holding (the usage has come) → ended. A stream ends in one of six ways: complete; left by
+//! the client; cancelled by another request of it; cut by the node; cut by the gateway's shutdown; withheld because the record
 //! could not be written.
 
 use std::time::Duration;
@@ -115,6 +115,9 @@ impl Stream<'_, '_> {
                     return self.broken(outcome(&error), error.to_string()).await;
                 }
                 Waited::ClientGone => return self.cancelled(),
+                Waited::Stopping if self.flow.is_cancelled() => {
+                    return Box::pin(self.called_off()).await;
+                }
                 Waited::Stopping => {
                     return self
                         .cut(stopping(), "the gateway is stopping".to_owned())
@@ -290,6 +293,7 @@ impl Stream<'_, '_> {
         self.flow.learn(&self.answer, self.usage);
         self.answer.load = None;
         let held = self.last_words(usage);
+        self.keep().await;
         let written = self.write(held).await;
         let written = match written {
             Ok(()) => {
@@ -315,6 +319,28 @@ impl Stream<'_, '_> {
         } else {
             End::ClientGone
         }
+    }
+
+    /// Keeps the answer as the translation has it now.
+    async fn keep(&mut self) {
+        let translation = self.translation.as_mut();
+        let stored = translation.and_then(|translation| translation.stored());
+        self.flow.keep(stored).await;
+    }
+
+    /// The client has cancelled the turn by another request: dropping the exchange closes the
+    /// node's connection, and the stream ends as the dialect ends a cancelled one.
+    async fn called_off(mut self) -> End {
+        let usage = self.so_far();
+        self.flow.settle_quietly(Status::Cancelled, usage);
+        let mut last = Vec::new();
+        if let Some(translation) = &mut self.translation {
+            translation.cancel(told(usage), &mut last);
+        }
+        self.keep().await;
+        // The record is written; a client that is gone as well changes nothing.
+        let _ = self.write(last.into()).await;
+        self.close("cancelled by another request".to_owned()).await
     }
 
     /// What the client reads once the record is written.

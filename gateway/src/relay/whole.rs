@@ -72,12 +72,14 @@ pub(super) async fn run(flow: &mut Flow<'_>, mut answer: Answer) -> End {
     }
     let reported = usage_of_whole(&body).map(Usage::from);
     let usage = reported.unwrap_or_else(|| flow.estimated(&answer, 0));
+    let mut stored = None;
     if let Some(translation) = flow.translation {
         let mut translation = translation.fresh();
         match translation.whole(&body, &flow.end_of(usage)) {
             Ok(translated) => body = translated.into(),
             Err(error) => return End::Retry(Outcome::BadAnswer, error.to_string()),
         }
+        stored = translation.stored();
     } else if let Some(alias) = &flow.job.alias
         && let Some(renamed) = with_model(&body, &alias.json)
     {
@@ -87,6 +89,7 @@ pub(super) async fn run(flow: &mut Flow<'_>, mut answer: Answer) -> End {
     if let Err(error) = flow.settle(Status::Complete, usage) {
         return End::Refused(error);
     }
+    flow.keep(stored).await;
     flow.learn(&answer, reported);
     answer.load = None;
     let head = match flow.head(&answer.chosen, "application/json", Some(body.len())) {

@@ -21,19 +21,21 @@ mod store;
 mod tests;
 mod worker;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dialects::answer::{Continues, Stored as Answered};
 use dialects::error::{ApiError, Code, ErrorKind};
-use dialects::responses::{conversation_not_found, previous_response_not_found};
+use dialects::responses::{
+    Request, conversation_not_found, previous_response_not_found, response_of,
+};
 use policies::view::SessionKey;
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
-pub(crate) use objects::answer;
+pub(crate) use objects::{Resource, serve};
 pub(crate) use running::Cancelled;
 
 use crate::config::ResponsesConfig;
@@ -66,6 +68,8 @@ pub(crate) struct Responses {
 pub(crate) struct Earlier {
     /// Inputs and outputs of earlier turns in their order.
     pub(crate) items: Vec<Value>,
+    /// How long they are as JSON.
+    pub(crate) bytes: usize,
     /// The session of the chain.
     pub(crate) session: Option<SessionId>,
 }
@@ -106,7 +110,7 @@ impl Responses {
     /// Opens the memory in the data directory.
     pub(crate) fn open(
         data: &Path,
-        config: &ResponsesConfig,
+        config: ResponsesConfig,
         history_bytes_max: usize,
     ) -> Result<Self, StoreError> {
         let bounds = Bounds {
@@ -151,8 +155,17 @@ impl Responses {
         &self,
         tenant: &TenantId,
         id: &str,
-        (continues, keep): (Option<&Continues>, Keep),
+        request: &mut Request<'_>,
     ) -> Result<(Keeping, Earlier), ApiError> {
+        let keep = match request.stores() {
+            true => Keep::Yes,
+            false => Keep::No,
+        };
+        let continues = request.continues();
+        if keep == Keep::No && matches!(continues, Some(Continues::Conversation(_))) {
+            // A conversation takes the items of a response that is not kept itself.
+            request.keep();
+        }
         let mut keeping = Keeping {
             tenant: tenant.clone(),
             keep,
@@ -160,7 +173,7 @@ impl Responses {
             turn: self.running.begin(tenant, id),
             _held: None,
         };
-        let earlier = match continues {
+        let earlier = match &continues {
             None => Earlier::default(),
             Some(Continues::Response(previous)) => {
                 ids::check("previous_response_id", previous, "resp")?;
@@ -178,21 +191,38 @@ impl Responses {
                 earlier
             }
         };
+        let references = request.references();
+        if !references.is_empty() {
+            request.resolve(&self.items_of(tenant, &references).await?);
+        }
         Ok((keeping, earlier))
+    }
+
+    /// Stored items of these ids; one that is not there is left out.
+    async fn items_of(&self, tenant: &TenantId, ids: &[String]) -> Result<Vec<Value>, ApiError> {
+        let wanted: HashSet<&str> = ids.iter().map(String::as_str).collect();
+        let responses: BTreeSet<String> = ids.iter().filter_map(|id| response_of(id)).collect();
+        let mut items = Vec::new();
+        for response in responses.into_iter().take(CHAIN_MAX) {
+            let found = self.store.response(tenant, &response, unix_ms()).await;
+            let Some(kept) = found.map_err(unavailable)? else {
+                continue;
+            };
+            for list in [&kept.input, &kept.output] {
+                let list = listed(list)?.into_iter();
+                items.extend(
+                    list.filter(|item| item["id"].as_str().is_some_and(|id| wanted.contains(id))),
+                );
+            }
+        }
+        Ok(items)
     }
 
     /// The turn's answer is complete: it is kept when this returns. A failure costs the client its
     /// next turn's memory, not this turn's answer, so it is logged and nothing more.
-    pub(crate) async fn keep(
-        &self,
-        keeping: &Keeping,
-        session: &SessionId,
-        answered: Option<Answered>,
-    ) {
-        let Some(answered) = answered else {
-            return;
-        };
-        if keeping.is_cancelled() {
+    pub(crate) async fn keep(&self, keeping: &Keeping, session: &SessionId, answered: Answered) {
+        // One that was complete before it could be cancelled is answered from the store.
+        if keeping.is_cancelled() && answered.response["status"] == "cancelled" {
             keeping.turn.end(&answered.response);
         }
         let now_ms = unix_ms();
@@ -264,7 +294,11 @@ impl Responses {
             }
         }
         let session = links.first().and_then(|kept| session(&kept.session));
-        Ok(Earlier { items, session })
+        Ok(Earlier {
+            items,
+            bytes,
+            session,
+        })
     }
 
     /// The items of a conversation before a position, and the first position behind them.
@@ -299,7 +333,12 @@ impl Responses {
             }
             if !full {
                 let session = None;
-                return Ok((Earlier { items, session }, after + 1));
+                let earlier = Earlier {
+                    items,
+                    bytes,
+                    session,
+                };
+                return Ok((earlier, after + 1));
             }
         }
     }

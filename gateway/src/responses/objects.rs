@@ -7,13 +7,18 @@ use bytes::Bytes;
 use dialects::error::{ApiError, ErrorKind};
 use dialects::responses::response_not_found;
 use http::Method;
+use pingora::protocols::http::ServerSession;
 use serde_json::{Value, json};
 
 use super::page::Page;
 use super::store::Kept;
 use super::{Responses, conversations, ids, listed, unavailable, unreadable};
+use crate::ctx::Ctx;
+use crate::identify::identify;
 use crate::ledger::unix_ms;
+use crate::proxy::Gateway;
 use crate::query::Query;
+use crate::read;
 use crate::store::TenantId;
 
 /// What a path names.
@@ -57,15 +62,35 @@ impl<'a> Resource<'a> {
 }
 
 /// A request about what is stored.
-pub(crate) struct Ask<'a> {
-    pub(crate) tenant: &'a TenantId,
-    pub(crate) method: &'a Method,
-    pub(crate) query: Query,
-    pub(crate) body: Bytes,
+pub(super) struct Ask<'a> {
+    pub(super) tenant: &'a TenantId,
+    pub(super) method: &'a Method,
+    pub(super) query: Query,
+    pub(super) body: Bytes,
 }
 
-/// Answers it.
-pub(crate) async fn answer(
+/// Answers a request about what is stored.
+pub(crate) async fn serve(
+    gateway: &Gateway,
+    client: &mut ServerSession,
+    ctx: &mut Ctx,
+    resource: Resource<'_>,
+) -> Result<String, ApiError> {
+    let identity = identify(&gateway.store, &client.req_header().headers)?;
+    ctx.line.tenant = identity.tenant.id.as_str().to_owned();
+    ctx.line.key_id = identity.key_id.to_string();
+    let body = read::body(client, &gateway.config.limits).await?;
+    let request = client.req_header();
+    let ask = Ask {
+        tenant: &identity.tenant.id,
+        method: &request.method,
+        query: Query::parse(request.uri.query().unwrap_or_default()),
+        body,
+    };
+    answer(&gateway.responses, resource, &ask).await
+}
+
+async fn answer(
     responses: &Responses,
     resource: Resource<'_>,
     ask: &Ask<'_>,

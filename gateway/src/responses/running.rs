@@ -37,8 +37,8 @@ pub(crate) struct Cancelled(watch::Receiver<State>);
 impl Cancelled {
     /// Waits for it; forever, if the turn ends in another way.
     pub(crate) async fn asked(mut self) {
-        let asked = self.0.wait_for(|state| *state == State::Asked).await;
-        if asked.is_err() {
+        let is_asked = |state: &State| *state == State::Asked;
+        if self.0.wait_for(is_asked).await.is_err() {
             std::future::pending::<()>().await;
         }
     }

@@ -16,6 +16,7 @@ mod full_disk;
 mod identity;
 mod retry;
 mod shutdown;
+mod stored;
 mod streams;
 mod structure;
 mod support;
