@@ -124,7 +124,9 @@ impl<'p> Object<'p> {
 
     /// A member.
     pub(super) fn take(&mut self, name: &str) -> Option<Value> {
-        let value = self.map.get_mut(name)?.take();
+        // Blocks have few members: comparing their names costs less than hashing one.
+        let (_, value) = self.map.iter_mut().find(|(known, _)| *known == name)?;
+        let value = value.take();
         (!value.is_null()).then_some(value)
     }
 
