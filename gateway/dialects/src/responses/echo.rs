@@ -4,6 +4,8 @@
 //! the response. The text is made once for a request: 40 KB of tools are copied three times in a
 //! stream, and not serialised three times.
 
+use memchr::memchr2;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::params::{Params, default_text};
@@ -24,10 +26,12 @@ pub(super) fn echo(fields: &Fields<'_>, top: &Map<String, Value>, params: &Param
         Some(value) => value.to_string(),
         None => default.to_string(),
     };
-    let raw = |name: &str, default: &str| match fields.get(name) {
+    let raw = |name: &str, default: &str| match fields.get(name).map(RawValue::get) {
         // Nothing but white space between values can hold these, and they would end an event.
-        Some(raw) => raw.get().replace(['\n', '\r'], " "),
-        None => default.to_owned(),
+        Some(raw) if memchr2(b'\n', b'\r', raw.as_bytes()).is_some() => {
+            raw.replace(['\n', '\r'], " ")
+        }
+        raw => raw.unwrap_or(default).to_owned(),
     };
     let null = Value::Null;
     let conversation = match &params.continues {

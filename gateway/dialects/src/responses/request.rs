@@ -37,14 +37,15 @@ pub struct Request<'a> {
 pub fn parse(fields: Fields<'_>) -> Result<Request<'_>, ApiError> {
     let mut top = parsed(&fields, params::FIELDS)?;
     top.extend(parsed(&fields, params::PASSED)?);
-    top.extend(parsed(&fields, &["input", "tools", "tool_choice"])?);
+    top.extend(parsed(&fields, &["tool_choice"])?);
+    let mut large = parsed(&fields, &["input", "tools"])?;
     let all = Object {
         members: &top,
         path: &Path::Root,
     };
     let mut params = params::read(all)?;
     caching::retention(&fields)?;
-    let tools = tools::read(all)?;
+    let tools = tools::read(large.remove("tools"), all)?;
     if let Some(choice) = &tools.choice {
         params.node.insert("tool_choice".to_owned(), choice.clone());
     }
@@ -55,8 +56,7 @@ pub fn parse(fields: Fields<'_>) -> Result<Request<'_>, ApiError> {
         params.node.insert(name, parallel.into());
     }
     all.object("chat_template_kwargs")?;
-    top.shift_remove("tools");
-    let input = input(top.shift_remove("input"))?;
+    let input = input(large.remove("input"))?;
     if input.is_empty() && params.continues.is_none() {
         return Err(refuse::nothing_asked());
     }

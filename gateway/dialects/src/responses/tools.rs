@@ -30,17 +30,21 @@ pub(super) struct Tools {
     pub(super) custom: Vec<String>,
 }
 
-/// Reads `tools` and `tool_choice`.
-pub(super) fn read(top: Object<'_, '_>) -> Result<Tools, ApiError> {
+/// Reads `tools` and `tool_choice`. The list is taken apart: schemas are the larger part of an
+/// agent's first request, and copying them costs as much as parsing them.
+pub(super) fn read(list: Option<Value>, top: Object<'_, '_>) -> Result<Tools, ApiError> {
     let path = Path::Key(top.path, "tools");
-    let list = top.list("tools")?.map_or(&[][..], Vec::as_slice);
+    let list = match list {
+        None => Vec::new(),
+        Some(Value::Array(list)) => list,
+        Some(other) => return Err(refuse::wrong_type(&path, "an array", &other)),
+    };
     if list.len() > TOOLS_MAX {
         return Err(refuse::list_too_long(&path, TOOLS_MAX, list.len()));
     }
     let mut seen = Seen::default();
-    for (at, tool) in list.iter().enumerate() {
-        let path = Path::At(&path, at);
-        seen.add(Object::of(tool, &path)?)?;
+    for (at, tool) in list.into_iter().enumerate() {
+        seen.add(tool, &Path::At(&path, at))?;
     }
     let path = Path::Key(top.path, "tool_choice");
     let choice = match top.get("tool_choice") {
@@ -72,29 +76,31 @@ struct Seen {
 }
 
 impl Seen {
-    fn add(&mut self, tool: Object<'_, '_>) -> Result<(), ApiError> {
-        let chat = match tool.needed_text("type")? {
-            "function" => function(tool)?,
-            "custom" => {
-                self.custom.push(tool.needed_text("name")?.to_owned());
-                custom(tool)?
-            }
+    fn add(&mut self, tool: Value, path: &Path<'_>) -> Result<(), ApiError> {
+        let read = Object::of(&tool, path)?;
+        let kind = match read.needed_text("type")? {
+            "function" => Kind::Function,
+            "custom" => Kind::Custom(custom_input(read)?),
             other => {
                 self.elsewhere.push(other.to_owned());
                 return Ok(());
             }
         };
-        let name = name(tool)?;
+        let name = name(read)?.to_owned();
         if self.offered.iter().any(|other| other.name == name) {
-            let path = Path::Key(tool.path, "name");
+            let path = Path::Key(path, "name");
             let message =
                 format!("Invalid '{path}': tool names must be unique, '{name}' is used twice.");
             return Err(refuse::invalid(&path, message));
         }
-        self.offered.push(Tool {
-            name: name.to_owned(),
-            chat,
-        });
+        read.text("description")?;
+        read.object("parameters")?;
+        let strict = read.flag("strict")? == Some(true);
+        if matches!(kind, Kind::Custom(_)) {
+            self.custom.push(name.clone());
+        }
+        let chat = kind.chat(&name, strict, tool);
+        self.offered.push(Tool { name, chat });
         Ok(())
     }
 
@@ -202,24 +208,50 @@ fn name<'v>(tool: Object<'v, '_>) -> Result<&'v str, ApiError> {
     Ok(name)
 }
 
-fn function(tool: Object<'_, '_>) -> Result<Value, ApiError> {
-    let mut function = Map::with_capacity(4);
-    function.insert("name".to_owned(), name(tool)?.into());
-    if let Some(description) = tool.text("description")? {
-        function.insert("description".to_owned(), description.into());
-    }
-    if let Some(parameters) = tool.object("parameters")? {
-        function.insert("parameters".to_owned(), Value::Object(parameters.clone()));
-    }
-    if tool.flag("strict")? == Some(true) {
-        function.insert("strict".to_owned(), true.into());
-    }
-    Ok(json!({"type": "function", "function": function}))
+/// What a tool becomes.
+enum Kind {
+    Function,
+    /// The schema of its text.
+    Custom(Value),
 }
 
-/// A custom tool as a function: its text is the string `input`, whose description has what the
-/// model must know of the form.
-fn custom(tool: Object<'_, '_>) -> Result<Value, ApiError> {
+impl Kind {
+    /// Chat Completions' form of a tool that has been read.
+    fn chat(self, name: &str, strict: bool, tool: Value) -> Value {
+        let mut given = match tool {
+            Value::Object(given) => given,
+            _ => Map::new(),
+        };
+        let mut function = Map::with_capacity(4);
+        function.insert("name".to_owned(), name.into());
+        let description = given.remove("description");
+        if let Some(description) = description.filter(Value::is_string) {
+            function.insert("description".to_owned(), description);
+        }
+        let parameters = match &self {
+            Self::Function => given.remove("parameters").filter(Value::is_object),
+            Self::Custom(input) => Some(json!({
+                "type": "object",
+                "properties": {"input": input},
+                "required": ["input"],
+                "additionalProperties": false,
+            })),
+        };
+        if let Some(parameters) = parameters {
+            function.insert("parameters".to_owned(), parameters);
+        }
+        if strict && matches!(self, Self::Function) {
+            function.insert("strict".to_owned(), true.into());
+        }
+        let mut chat = Map::with_capacity(2);
+        chat.insert("type".to_owned(), "function".into());
+        chat.insert("function".to_owned(), Value::Object(function));
+        Value::Object(chat)
+    }
+}
+
+/// The schema of a custom tool's text, whose description has what the model must know of the form.
+fn custom_input(tool: Object<'_, '_>) -> Result<Value, ApiError> {
     let path = Path::Key(tool.path, "format");
     let mut about = "The tool's input, as plain text.".to_owned();
     if let Some(members) = tool.object("format")? {
@@ -231,27 +263,12 @@ fn custom(tool: Object<'_, '_>) -> Result<Value, ApiError> {
             let syntax = format.word("syntax", &["lark", "regex"])?;
             let syntax = syntax.ok_or_else(|| format.missing("syntax"))?;
             let definition = format.needed_text("definition")?;
-            about = match syntax {
-                "lark" => format!(
-                    "The tool's input, as plain text that this Lark grammar accepts:\n{definition}"
-                ),
-                _ => format!(
-                    "The tool's input, as plain text that this regular expression matches:\n{definition}"
-                ),
+            let what = match syntax {
+                "lark" => "that this Lark grammar accepts",
+                _ => "that this regular expression matches",
             };
+            about = format!("The tool's input, as plain text {what}:\n{definition}");
         }
     }
-    let mut function = Map::with_capacity(3);
-    function.insert("name".to_owned(), name(tool)?.into());
-    if let Some(description) = tool.text("description")? {
-        function.insert("description".to_owned(), description.into());
-    }
-    let parameters = json!({
-        "type": "object",
-        "properties": {"input": {"type": "string", "description": about}},
-        "required": ["input"],
-        "additionalProperties": false,
-    });
-    function.insert("parameters".to_owned(), parameters);
-    Ok(json!({"type": "function", "function": function}))
+    Ok(json!({"type": "string", "description": about}))
 }
