@@ -119,3 +119,69 @@ impl SwitchesFile {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Catches a switch that moves another one, and a name that is mistaken in silence.
+    use std::path::Path;
+
+    use dialects::normalise::Options;
+
+    use crate::config::Config;
+    use crate::store::TenantId;
+
+    fn parsed(text: &str) -> Result<Config, String> {
+        let text = format!("listen = \"127.0.0.1:0\"\ndata = \"d\"\n{text}");
+        Config::parse(&text, Path::new("homing.toml")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn tenants_differ_where_they_say_so() {
+        let config = parsed(
+            "[normalise]\ncontent = false\n[normalise.tenants.a]\ncontent = true\narguments = false",
+        )
+        .expect("valid");
+        let of = |name| config.normalise.of(&TenantId::new(name).expect("a name"));
+        let on = Options::default();
+        let everyone = Options {
+            content: false,
+            ..on
+        };
+        assert_eq!(of("b"), everyone);
+        let own = Options {
+            arguments: false,
+            ..on
+        };
+        assert_eq!(of("a"), own);
+        let nothing = parsed("").expect("valid");
+        let tenant = TenantId::new("a").expect("a name");
+        assert_eq!(nothing.normalise.of(&tenant), on);
+    }
+
+    #[test]
+    fn signals_are_chosen_by_name() {
+        let config =
+            parsed("[sessions]\nheaders = [\"X-Ticket\"]\ndisable = [\"body.prompt_cache_key\"]")
+                .expect("valid");
+        let names: Vec<&str> = config.sessions.names().take(2).collect();
+        assert_eq!(names, ["x-session-affinity", "x-ticket"]);
+        for (text, part) in [
+            (
+                "[sessions]\nheaders = [\"a b\"]",
+                "`sessions.headers` is a b",
+            ),
+            (
+                "[sessions]\nenable = [\"user\"]",
+                "is user; allowed: signals",
+            ),
+            ("[sessions]\ndisable = [\"x-nonsense\"]", "is x-nonsense"),
+            ("[sessions]\nrows = []", "rows"),
+            ("[normalise]\nkeys = true", "keys"),
+            ("[normalise.tenants.\"a b\"]\ncontent = true", "a b"),
+            ("[normalise.tenants.a]\ncontents = true", "contents"),
+        ] {
+            let error = parsed(text).expect_err("a refusal");
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}
