@@ -145,7 +145,10 @@ impl Translation for Answer {
             return Err(Malformed("it has no choices".to_owned()));
         }
         self.finish(end, &mut events);
-        Ok(self.told.clone())
+        Ok(match self.plan.kept {
+            Some(_) => self.told.clone(),
+            None => std::mem::take(&mut self.told),
+        })
     }
 
     fn stored(&mut self) -> Option<Stored> {

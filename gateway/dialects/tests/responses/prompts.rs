@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{ask, ask_after};
+use crate::support::{ask, ask_after, chunk, stream};
 
 fn function(name: &str) -> Value {
     json!({"type": "function", "function": {"name": name, "arguments": "{\"city\":\"Rome\"}"}})
@@ -102,5 +102,47 @@ fn parameters_reach_the_node_under_chat_names() {
         asked.prompt.tools,
         Some(json!([{"type": "function", "function":
             {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}, "strict": true}}]))
+    );
+}
+
+#[test]
+fn an_answer_is_one_message_again_in_whatever_order_it_came() {
+    let body = json!({"model": "m", "stream": true, "input": "x",
+        "tools": [{"type": "function", "name": "f"}]});
+    let begin = json!({"tool_calls": [{"index": 0, "id": "c1", "type": "function",
+        "function": {"name": "f", "arguments": "{}"}}]});
+    let chunks = [
+        chunk(&json!({"reasoning_content": "hm"}), None),
+        chunk(&json!({"content": "One. "}), None),
+        chunk(&begin, None),
+        chunk(&json!({"content": "Two."}), Some("tool_calls")),
+    ];
+    let events = stream(ask(&body).translation.as_mut(), &chunks);
+    let output = &events.last().expect("events").1["response"]["output"];
+    let mut input = output.as_array().expect("items").clone();
+    assert_eq!(input.len(), 4);
+    input.push(json!({"type": "function_call_output", "call_id": "c1", "output": "y"}));
+    let next = ask(&json!({"model": "m", "input": input}));
+    let call =
+        json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    assert_eq!(
+        next.prompt.messages,
+        [
+            json!({"role": "assistant", "content": "One. Two.", "reasoning_content": "hm",
+                "tool_calls": [call]}),
+            json!({"role": "tool", "tool_call_id": "c1", "content": "y"}),
+        ]
+    );
+    // Thinking begins the next answer.
+    let reasoning = |text: &str| json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]});
+    let next = ask(&json!({"model": "m", "input": [
+        reasoning("a"), reasoning("b"), {"role": "assistant", "content": "1"},
+        reasoning("c"), {"role": "assistant", "content": "2"}, {"role": "user", "content": "z"}]}));
+    assert_eq!(
+        next.prompt.messages[..2],
+        [
+            json!({"role": "assistant", "content": "1", "reasoning_content": "ab"}),
+            json!({"role": "assistant", "content": "2", "reasoning_content": "c"}),
+        ]
     );
 }
