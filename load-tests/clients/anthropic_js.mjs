@@ -31,7 +31,7 @@ async function messages(streamed) {
       ...(common.FORCED && { tool_choice: choice }),
     };
     const counted = (await client.messages.countTokens(asked)).input_tokens;
-    const request = { ...asked, max_tokens: common.MAX_TOKENS };
+    const request = { ...asked, max_tokens: common.MAX_TOKENS, temperature: 0 };
     const answer = streamed
       ? await client.messages.stream(request).finalMessage()
       : await client.messages.create(request);

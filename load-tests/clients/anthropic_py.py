@@ -30,7 +30,7 @@ def messages(streamed):
         if common.FORCED:
             asked["tool_choice"] = choice
         counted = client.messages.count_tokens(**asked).input_tokens
-        request = dict(asked, max_tokens=common.MAX_TOKENS)
+        request = dict(asked, max_tokens=common.MAX_TOKENS, temperature=0)
         if streamed:
             with client.messages.stream(**request) as stream:
                 for event in stream:

@@ -96,6 +96,10 @@ class Agent:
 
 
 class Codex(Agent):
+    """It is told the model's name: with those that it knows, it offers only tools of kinds that no
+    model outside OpenAI takes, and so works without any.
+    """
+
     program, package = "codex", "@openai/codex"
     dialects = ["responses"]
     read_before = 0
@@ -144,6 +148,8 @@ wire_api = "responses"
 
 
 class ClaudeCode(Agent):
+    """It asks for its own models, which the gateway has an alias for."""
+
     program, package = "claude", "@anthropic-ai/claude-code"
     dialects = ["messages"]
 
@@ -154,9 +160,6 @@ class ClaudeCode(Agent):
         return {
             "ANTHROPIC_BASE_URL": common.ROOT_URL,
             "ANTHROPIC_AUTH_TOKEN": common.API_KEY,
-            "ANTHROPIC_MODEL": common.MODEL,
-            # What it asks for titles and summaries.
-            "ANTHROPIC_DEFAULT_HAIKU_MODEL": common.MODEL,
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         }
 

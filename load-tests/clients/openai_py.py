@@ -16,6 +16,9 @@ FUNCTION = {
     "parameters": common.PARAMETERS,
 }
 
+# The SDK's helpers of streams raise on an answer that was cut.
+SHORT = {"name": "advice", "schema": common.SHORT_ANSWER, "strict": True}
+
 
 def chat(streamed):
     tool = {"type": "function", "function": FUNCTION}
@@ -32,6 +35,8 @@ def chat(streamed):
         )
         if common.FORCED:
             request["tool_choice"] = choice
+        if common.FORCED and turns.prompt:
+            request["response_format"] = {"type": "json_schema", "json_schema": SHORT}
         if streamed:
             usage = {"include_usage": True}
             with client.chat.completions.stream(**request, stream_options=usage) as stream:
@@ -57,7 +62,7 @@ def chat(streamed):
         messages.append({"role": "tool", "tool_call_id": call.id, "content": common.RESULT})
     for question in (common.THANKS, None):
         reason, message = turn("none")
-        assert reason in ("stop", "length") and message.content, message
+        assert reason == "stop" and message.content, message
         assert not message.tool_calls, message
         if question:
             messages.append({"role": "user", "content": question})
@@ -85,9 +90,7 @@ def responses(streamed, chained):
         if common.FORCED:
             request["tool_choice"] = choice
         if common.FORCED and last:
-            # The SDK's helper of streams raises on an answer that was cut.
-            form = {"type": "json_schema", "name": "advice", "schema": common.SHORT_ANSWER}
-            request["text"] = {"format": {**form, "strict": True}}
+            request["text"] = {"format": {"type": "json_schema", **SHORT}}
         if last and chained:
             request["previous_response_id"] = last.id
         if streamed:

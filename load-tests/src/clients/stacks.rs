@@ -18,6 +18,8 @@ use crate::process::Program;
 const START_TIMEOUT: Duration = Duration::from_secs(90);
 /// The scripted model's name.
 const SCRIPTED: &str = "scripted";
+/// Names that coding agents ask for by themselves; `homing up` takes them too.
+const ALIASES: &[&str] = &["claude-*", "gpt-*", "codex-*"];
 
 /// What a client has to be told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,9 +47,11 @@ pub async fn scripted(homing: &Path, folder: &Path) -> Result<Stack, LoadError> 
     let node = Program::start("scripted-node", &mut command, &folder.join("node.log"))?;
     let node_url = node.line(START_TIMEOUT)?;
     let (address, data) = (free_address()?, folder.join("scripted"));
+    let alias = |name| format!("\n[[aliases]]\nname = {name:?}\nmodel = {SCRIPTED:?}\n");
+    let aliases: String = ALIASES.iter().map(alias).collect();
     let config = format!(
         "listen = \"{address}\"\ndata = {:?}\n\n[[models]]\nid = {SCRIPTED:?}\n\n\
-         [[nodes]]\nid = {SCRIPTED:?}\nurl = {node_url:?}\n",
+         [[nodes]]\nid = {SCRIPTED:?}\nurl = {node_url:?}\n{aliases}",
         data.display().to_string()
     );
     let path = folder.join("homing.toml");
