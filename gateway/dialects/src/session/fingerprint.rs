@@ -13,7 +13,7 @@ const TEXT_BYTES: usize = 1024;
 /// Of a text longer than two of these, only so many bytes at both ends are hashed: all of a 64 KB
 /// system prompt would cost a tenth of the request, and prompts of equal length that differ in
 /// their middle only share a binding, which is no more than a hint.
-const TEXT_END_BYTES: usize = 2048;
+const TEXT_END_BYTES: usize = 512;
 
 /// The fingerprint of a conversation.
 pub fn fingerprint(prompt: &PromptInput) -> u64 {
