@@ -10,8 +10,10 @@
 //! All of it depends on the messages and the tools alone, and on what comes before only, so that
 //! the next turn's prompt begins with this one's. JSON is spelled as `tojson` does it.
 
-use minijinja::Value;
+use minijinja::Error;
+use serde_json::Value as Json;
 
+use crate::calls::Call;
 use crate::error::{LoadError, PromptError};
 use crate::json;
 use crate::marks::Marks;
@@ -83,11 +85,12 @@ impl Hermes {
     }
 
     /// The preamble for these tools.
-    pub(crate) fn preamble(&self, tools: &[Value]) -> Result<String, PromptError> {
+    pub(crate) fn preamble(&self, tools: &[Json], marks: &Marks) -> Result<String, PromptError> {
         let mut text = self.preamble_head.clone();
         for (at, tool) in tools.iter().enumerate() {
             text.push('\n');
-            text.push_str(&spelled(tool, || format!("tools[{at}]"))?);
+            json::spell(tool, marks, &mut text)
+                .map_err(|error| unspellable(&format!("tools[{at}]"), &error))?;
         }
         text.push_str(&self.preamble_tail);
         Ok(text)
@@ -97,24 +100,23 @@ impl Hermes {
     pub(crate) fn push_call(
         &self,
         content: &mut String,
-        call: &Value,
-        param: &str,
-    ) -> Result<(), PromptError> {
-        let function = call.get_attr("function").unwrap_or_default();
-        let name = function.get_attr("name").unwrap_or_default();
-        let arguments = function.get_attr("arguments").unwrap_or_default();
-        let arguments = match arguments.as_str() {
-            // Text that is no JSON, as a call that ran into `max_tokens` has it: as it was written.
-            Some(text) => text.to_owned(),
-            None if arguments.is_undefined() || arguments.is_none() => "{}".to_owned(),
-            None => spelled(&arguments, || format!("{param}.function.arguments"))?,
-        };
-        let name = spelled(&name, || format!("{param}.function.name"))?;
+        call: &Call<'_>,
+        marks: &Marks,
+    ) -> Result<(), Error> {
         if !content.is_empty() {
             content.push('\n');
         }
         content.push_str(&self.call_open);
-        content.push_str(&format!("{{\"name\": {name}, \"arguments\": {arguments}}}"));
+        content.push_str("{\"name\": ");
+        json::spell(call.name, marks, content)?;
+        content.push_str(", \"arguments\": ");
+        match call.arguments.as_deref() {
+            None | Some(Json::Null) => content.push_str("{}"),
+            // Text that is no JSON, as a call that ran into `max_tokens` has it: as it was written.
+            Some(Json::String(text)) => content.push_str(&marks.escape(text)),
+            Some(arguments) => json::spell(arguments, marks, content)?,
+        }
+        content.push('}');
         content.push_str(&self.call_close);
         Ok(())
     }
@@ -139,6 +141,7 @@ impl Hermes {
     }
 }
 
-fn spelled(value: &Value, param: impl Fn() -> String) -> Result<String, PromptError> {
-    json::spell(value).map_err(|error| invalid(&param(), &format!("cannot be spelled: {error}")))
+/// The refusal of a value that cannot be spelled.
+pub(crate) fn unspellable(param: &str, error: &Error) -> PromptError {
+    invalid(param, &format!("cannot be spelled: {error}"))
 }

@@ -6,6 +6,9 @@ use std::fmt::Write;
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
+use serde_json::Value as Json;
+
+use crate::marks::Marks;
 
 /// Deepest nesting; the request's own JSON is at most 128 deep.
 const DEPTH_MAX: usize = 200;
@@ -40,12 +43,21 @@ pub(crate) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     Ok(writer.out)
 }
 
-/// A value as `tojson` spells it without options.
-pub(crate) fn spell(value: &Value) -> Result<String, Error> {
-    tojson(
-        value,
-        Kwargs::from_iter(std::iter::empty::<(&str, Value)>()),
-    )
+/// Appends a request's value as `tojson` spells it without options. Straight from the request: a
+/// conversation's tools are tens of kilobytes in every turn, and as the template's values they
+/// would take ten times as long.
+pub(crate) fn spell(json: &Json, marks: &Marks, out: &mut String) -> Result<(), Error> {
+    let mut writer = Writer {
+        out: std::mem::take(out),
+        indent: None,
+        comma: ", ".to_owned(),
+        colon: ": ".to_owned(),
+        ascii: false,
+        sorted: false,
+    };
+    let done = writer.json(json, marks, 0);
+    *out = writer.out;
+    done
 }
 
 struct Writer {
@@ -78,6 +90,45 @@ impl Writer {
             }
             ValueKind::Map => self.map(value, depth)?,
             other => return Err(invalid(&format!("tojson: {other} is not JSON"))),
+        }
+        Ok(())
+    }
+
+    /// The same from a request, its strings escaped.
+    fn json(&mut self, json: &Json, marks: &Marks, depth: usize) -> Result<(), Error> {
+        if depth > DEPTH_MAX {
+            return Err(invalid("tojson: nested too deep"));
+        }
+        match json {
+            Json::Null => self.out.push_str("null"),
+            Json::Bool(true) => self.out.push_str("true"),
+            Json::Bool(false) => self.out.push_str("false"),
+            Json::Number(number) => match (number.as_u64(), number.as_i64()) {
+                (Some(number), _) => _ = write!(self.out, "{number}"),
+                (None, Some(number)) => _ = write!(self.out, "{number}"),
+                (None, None) => self
+                    .out
+                    .push_str(&float(number.as_f64().unwrap_or(f64::NAN))),
+            },
+            Json::String(text) => self.string(&marks.escape(text)),
+            Json::Array(items) => {
+                self.out.push('[');
+                for (at, item) in items.iter().enumerate() {
+                    self.between(at == 0, depth);
+                    self.json(item, marks, depth + 1)?;
+                }
+                self.close(items.is_empty(), depth, ']');
+            }
+            Json::Object(fields) => {
+                self.out.push('{');
+                for (at, (name, field)) in fields.iter().enumerate() {
+                    self.between(at == 0, depth);
+                    self.string(&marks.escape(name));
+                    self.out.push_str(&self.colon);
+                    self.json(field, marks, depth + 1)?;
+                }
+                self.close(fields.is_empty(), depth, '}');
+            }
         }
         Ok(())
     }
@@ -142,7 +193,15 @@ impl Writer {
 
     fn string(&mut self, text: &str) {
         self.out.push('"');
-        for c in text.chars() {
+        let mut rest = text;
+        loop {
+            let (plain, special) = rest.split_at(self.plain_bytes(rest));
+            self.out.push_str(plain);
+            let mut chars = special.chars();
+            let Some(c) = chars.next() else {
+                break;
+            };
+            rest = chars.as_str();
             match c {
                 '"' => self.out.push_str("\\\""),
                 '\\' => self.out.push_str("\\\\"),
@@ -151,11 +210,27 @@ impl Writer {
                 '\t' => self.out.push_str("\\t"),
                 '\u{8}' => self.out.push_str("\\b"),
                 '\u{c}' => self.out.push_str("\\f"),
-                c if c < ' ' || (self.ascii && c >= '\u{7f}') => self.escaped(c),
-                c => self.out.push(c),
+                c => self.escaped(c),
             }
         }
         self.out.push('"');
+    }
+
+    /// How much of the beginning of a text is printed as it is.
+    fn plain_bytes(&self, text: &str) -> usize {
+        /// So many bytes are looked at at once.
+        const STRIDE: usize = 32;
+        let ascii = self.ascii;
+        // Every byte of a character beyond ASCII is above 0x7f, so the first one that is found
+        // begins a character.
+        let is_special =
+            |byte: &u8| *byte < b' ' || matches!(byte, b'"' | b'\\') || (ascii && *byte >= 0x7f);
+        let bytes = text.as_bytes();
+        let holds_one = |stride: &[u8]| stride.iter().fold(false, |so, byte| so | is_special(byte));
+        let whole = bytes.chunks(STRIDE).take_while(|stride| !holds_one(stride));
+        let begin = (whole.count() * STRIDE).min(bytes.len());
+        let found = bytes[begin..].iter().position(is_special);
+        found.map_or(bytes.len(), |at| begin + at)
     }
 
     fn escaped(&mut self, c: char) {
@@ -202,6 +277,28 @@ fn invalid(why: &str) -> Error {
 mod tests {
     //! Catches: JSON in prompts that differs from what the model was trained on.
     use super::*;
+
+    /// Catches a request's value that is spelled otherwise than the template would.
+    #[test]
+    fn a_request_is_spelled_as_the_template_spells_it() {
+        let marks = Marks::default();
+        let no_options = || Kwargs::from_iter(std::iter::empty::<(&str, Value)>());
+        let long = "a line of text that is longer than a stride, é 👋 \"quoted\"\n".repeat(9);
+        let texts = [
+            r#"{"b": [1, -2, 2.5, 1e20, 18446744073709551615, null, true, {}], "a\n": [[]]}"#,
+            &serde_json::json!([long, "\u{f0001}\u{f0fff}", "\u{7f}\u{1}", ""]).to_string(),
+        ];
+        for text in texts {
+            let json: Json = serde_json::from_str(text).unwrap();
+            let mut spelled = "before ".to_owned();
+            spell(&json, &marks, &mut spelled).unwrap();
+            let value = crate::messages::value(&marks, &json);
+            let expected = tojson(&value, no_options()).unwrap();
+            assert_eq!(spelled, format!("before {expected}"));
+        }
+        let deep = (0..=DEPTH_MAX).fold(Json::Null, |inner, _| Json::from(vec![inner]));
+        assert!(spell(&deep, &marks, &mut String::new()).is_err());
+    }
 
     #[test]
     fn prints_as_json_dumps() {

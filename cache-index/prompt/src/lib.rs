@@ -5,7 +5,7 @@
 //! normalises it, `template` renders it (with `clock` and `json` for what templates call), `marks`
 //! tells the template's control tokens from users' text, and `segments` remembers what text became
 //! which tokens, so that a turn costs its new part; `answers` remembers which tokens the model
-//! itself produced. `tools` checks tools and their results, and `hermes` shows them to models
+//! itself produced. `tools` and `calls` check tools, calls and results, and `hermes` shows them to models
 //! whose templates do not know them. Pure: bytes and values in, values out; the
 //! clock is an argument.
 //!
@@ -17,7 +17,9 @@ pub mod gguf;
 
 mod answers;
 mod build;
+mod calls;
 mod clock;
+mod counts;
 mod error;
 mod hermes;
 mod json;
@@ -30,6 +32,7 @@ mod tools;
 
 pub use answers::Answered;
 pub use build::{ChatInput, ChatTokens, PromptBuilder};
+pub use counts::SegmentCounts;
 pub use error::{LoadError, PromptError};
-pub use segments::{SegmentCache, SegmentCounts};
+pub use segments::SegmentCache;
 pub use tokenizer::Tokenizer;

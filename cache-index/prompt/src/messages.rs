@@ -13,8 +13,9 @@ use indexmap::IndexMap;
 use minijinja::Value;
 use serde_json::{Map, Value as Json};
 
+use crate::calls::{self, Call};
 use crate::error::PromptError;
-use crate::hermes::{Hermes, Knows};
+use crate::hermes::{Hermes, Knows, unspellable};
 use crate::marks::Marks;
 use crate::tools::{self, Called};
 
@@ -89,13 +90,11 @@ impl Normaliser<'_> {
     ) -> Result<(Value, Value), PromptError> {
         let Style { knows, hermes, .. } = self.style;
         let tools = tools.map_or(Ok(None), tools::checked)?;
-        let tools: Option<Vec<Value>> =
-            tools.map(|tools| tools.iter().map(|tool| self.value(tool)).collect());
         let mut messages = self.messages(messages)?;
         let tools = match tools {
-            Some(tools) if knows.tools => Value::from(tools),
+            Some(tools) if knows.tools => tools.iter().map(|tool| self.value(tool)).collect(),
             Some(tools) => {
-                self.introduce(&mut messages, hermes.preamble(&tools)?);
+                self.introduce(&mut messages, hermes.preamble(tools, self.marks)?);
                 Value::from(())
             }
             None => Value::from(()),
@@ -178,15 +177,17 @@ impl Normaliser<'_> {
         let mut normal = Normal::new(role, self.marks.escape(&content).into_owned());
         let calls = match fields.get("tool_calls") {
             None | Some(Json::Null) => Vec::new(),
-            Some(calls) => self.tool_calls(at, calls)?,
+            Some(calls) => calls::read(at, calls)?,
         };
         for (name, value) in fields {
             match (name.as_str(), value) {
                 ("role" | "content", _) | (_, Json::Null) => {}
                 ("tool_calls", _) if calls.is_empty() => {}
                 ("tool_calls", _) if self.style.knows.tool_calls => {
-                    let calls = Value::from(calls.clone());
-                    normal.fields.insert(Value::from("tool_calls"), calls);
+                    let calls = calls.iter().map(|call| call.value(self.marks));
+                    normal
+                        .fields
+                        .insert(Value::from("tool_calls"), calls.collect());
                 }
                 ("tool_calls", _) => {}
                 (_, value) => {
@@ -205,7 +206,7 @@ impl Normaliser<'_> {
         &self,
         at: usize,
         fields: &Map<String, Json>,
-        calls: &[Value],
+        calls: &[Call<'_>],
         normal: &mut Normal,
     ) -> Result<(), PromptError> {
         let Style { knows, hermes, .. } = self.style;
@@ -216,8 +217,12 @@ impl Normaliser<'_> {
             .filter(|reasoning| !reasoning.is_empty());
         if !knows.tool_calls {
             for (call_at, call) in calls.iter().enumerate() {
-                let param = format!("messages[{at}].tool_calls[{call_at}]");
-                hermes.push_call(&mut normal.content, call, &param)?;
+                hermes
+                    .push_call(&mut normal.content, call, self.marks)
+                    .map_err(|error| {
+                        let param = format!("messages[{at}].tool_calls[{call_at}].function");
+                        unspellable(&param, &error)
+                    })?;
             }
         }
         if let Some(reasoning) = reasoning {
@@ -230,39 +235,6 @@ impl Normaliser<'_> {
             }
         }
         Ok(())
-    }
-
-    fn tool_calls(&self, at: usize, calls: &Json) -> Result<Vec<Value>, PromptError> {
-        let param = format!("messages[{at}].tool_calls");
-        let Json::Array(calls) = calls else {
-            return Err(invalid(&param, "must be an array of tool calls"));
-        };
-        let mut normal = Vec::with_capacity(calls.len());
-        for (call_at, call) in calls.iter().enumerate() {
-            let param = |rest: &str| format!("{param}[{call_at}]{rest}");
-            let Json::Object(call) = call else {
-                let what = "must be an object with `id`, `type` and `function`";
-                return Err(invalid(&param(""), what));
-            };
-            let mut call = call.clone();
-            let Some(Json::Object(function)) = call.get_mut("function") else {
-                let what = "must be an object with `name` and `arguments`";
-                return Err(invalid(&param(".function"), what));
-            };
-            if !function.get("name").is_some_and(Json::is_string) {
-                return Err(invalid(&param(".function.name"), "must be a string"));
-            }
-            match function.get("arguments") {
-                None | Some(Json::Null | Json::String(_) | Json::Object(_)) => {}
-                Some(_) => {
-                    let what = "must be a JSON object, written out as a string";
-                    return Err(invalid(&param(".function.arguments"), what));
-                }
-            }
-            spell_out_arguments(function);
-            normal.push(self.value(&Json::Object(call)));
-        }
-        Ok(normal)
     }
 }
 
@@ -293,17 +265,20 @@ impl From<Normal> for Value {
 
 fn role(at: usize, message: &Map<String, Json>) -> Result<&'static str, PromptError> {
     let wanted = || format!("use one of {}", ROLES.join(", "));
-    let param = format!("messages[{at}].role");
+    let param = || format!("messages[{at}].role");
     match message.get("role") {
         Some(Json::String(role)) => match ROLES.iter().find(|known| *known == role) {
             Some(known) => Ok(known),
             None => Err(invalid(
-                &param,
+                &param(),
                 &format!("{:?} is unknown; {}", clipped(role), wanted()),
             )),
         },
-        Some(_) => Err(invalid(&param, &format!("must be a string; {}", wanted()))),
-        None => Err(invalid(&param, &format!("is missing; {}", wanted()))),
+        Some(_) => Err(invalid(
+            &param(),
+            &format!("must be a string; {}", wanted()),
+        )),
+        None => Err(invalid(&param(), &format!("is missing; {}", wanted()))),
     }
 }
 
@@ -365,23 +340,6 @@ fn part_text<'a>(param: &str, part: &'a Json) -> Result<&'a str, PromptError> {
     match part.get(field) {
         Some(Json::String(text)) => Ok(text),
         _ => Err(invalid(&format!("{param}.{field}"), "must be a string")),
-    }
-}
-
-/// Replaces arguments given as JSON text, as the API has them, by what they spell, as templates
-/// want them. Text that is no JSON stays: a call that ran into `max_tokens` looks so, and refusing
-/// it would end the session.
-fn spell_out_arguments(function: &mut Map<String, Json>) {
-    let Some(arguments) = function.get_mut("arguments") else {
-        return;
-    };
-    let Json::String(text) = &*arguments else {
-        return;
-    };
-    if text.trim().is_empty() {
-        *arguments = Json::Object(Map::new());
-    } else if let Ok(spelled @ (Json::Object(_) | Json::Array(_))) = serde_json::from_str(text) {
-        *arguments = spelled;
     }
 }
 

@@ -18,13 +18,14 @@
 //! conversation would.
 
 use std::hash::{BuildHasher, Hasher};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use foldhash::quality::RandomState;
 use hashbrown::HashTable;
 
 use crate::answers::Entry as AnswerEntry;
+use crate::counts::{Counts, SegmentCounts};
 use crate::tokenizer::{Piece, Tokenizer, safe_cut};
 
 /// Pieces are cut at the first safe place at or after this many bytes: long enough that a look-up
@@ -45,21 +46,11 @@ pub struct SegmentCache {
     scope: Arc<str>,
 }
 
-/// How many bytes of text were encoded and how many were known, since the cache was made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SegmentCounts {
-    /// Bytes of text that went through the tokenizer.
-    pub encoded_bytes: u64,
-    /// Bytes of text whose tokens were known.
-    pub reused_bytes: u64,
-}
-
 #[derive(Debug)]
 struct Shared {
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
-    encoded_bytes: AtomicU64,
-    reused_bytes: AtomicU64,
+    counts: Counts,
     /// Set with the first answer; until then nothing looks for any.
     holds_answers: AtomicBool,
 }
@@ -112,8 +103,7 @@ impl SegmentCache {
         let shared = Shared {
             shards: std::array::from_fn(|_| shard()),
             hasher: RandomState::default(),
-            encoded_bytes: AtomicU64::new(0),
-            reused_bytes: AtomicU64::new(0),
+            counts: Counts::default(),
             holds_answers: AtomicBool::new(false),
         };
         Self {
@@ -132,10 +122,7 @@ impl SegmentCache {
 
     /// What was encoded and what was reused, over all scopes.
     pub fn counts(&self) -> SegmentCounts {
-        SegmentCounts {
-            encoded_bytes: self.shared.encoded_bytes.load(Ordering::Relaxed),
-            reused_bytes: self.shared.reused_bytes.load(Ordering::Relaxed),
-        }
+        self.shared.counts.read()
     }
 
     /// Bytes held now, over all scopes; at most the bound given to `new`.
@@ -159,7 +146,7 @@ impl SegmentCache {
 
     /// Appends the tokens of text that holds no special tokens at all.
     pub(crate) fn push_plain(&self, tokenizer: &Tokenizer, text: &str, tokens: &mut Vec<u32>) {
-        let (mut encoded_bytes, mut reused_bytes) = (0, 0);
+        let mut counts = SegmentCounts::default();
         let mut rest = text;
         while !rest.is_empty() {
             let cut = if rest.len() > PIECE_BYTES {
@@ -169,28 +156,23 @@ impl SegmentCache {
             };
             let (piece, behind) = rest.split_at(cut.unwrap_or(rest.len()));
             rest = behind;
+            let begin = tokens.len();
             if piece.len() < KNOWN_BYTES_MIN {
                 tokenizer.push_plain(piece, tokens);
-                encoded_bytes += piece.len();
+                counts.encoded(piece, &tokens[begin..]);
                 continue;
             }
             let key = self.key(tokenizer.fingerprint(), piece);
             if self.shard(key.hash).push_known(&key, tokens) {
-                reused_bytes += piece.len();
+                counts.reused(piece, &tokens[begin..]);
                 continue;
             }
-            let begin = tokens.len();
             tokenizer.push_plain(piece, tokens);
-            encoded_bytes += piece.len();
+            counts.encoded(piece, &tokens[begin..]);
             self.shard(key.hash)
                 .insert(&key, &self.scope, &tokens[begin..]);
         }
-        self.shared
-            .encoded_bytes
-            .fetch_add(encoded_bytes as u64, Ordering::Relaxed);
-        self.shared
-            .reused_bytes
-            .fetch_add(reused_bytes as u64, Ordering::Relaxed);
+        self.shared.counts.add(&counts);
     }
 
     /// Whether an answer was ever remembered, in any scope.
@@ -215,7 +197,14 @@ impl SegmentCache {
         tokens: &mut Vec<u32>,
     ) -> bool {
         let key = self.key(self.behind(tokenizer, prefix), text);
-        self.shard(key.hash).push_known(&key, tokens)
+        let begin = tokens.len();
+        let is_known = self.shard(key.hash).push_known(&key, tokens);
+        if is_known {
+            let mut counts = SegmentCounts::default();
+            counts.reused(text, &tokens[begin..]);
+            self.shared.counts.add(&counts);
+        }
+        is_known
     }
 
     /// Remembers an answer. A later one of the same text behind the same prefix takes its place.

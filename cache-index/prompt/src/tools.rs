@@ -94,7 +94,7 @@ impl<'a> Called<'a> {
                         must come before it";
             return Err(invalid(&format!("messages[{at}]"), what));
         }
-        let param = format!("messages[{at}].tool_call_id");
+        let param = || format!("messages[{at}].tool_call_id");
         match message.get("tool_call_id") {
             // Some clients number nothing at all.
             None | Some(Json::Null) => Ok(()),
@@ -105,9 +105,9 @@ impl<'a> Called<'a> {
                     "{:?} is the id of no call before it; send the id from `tool_calls`",
                     clipped(id)
                 );
-                Err(invalid(&param, &what))
+                Err(invalid(&param(), &what))
             }
-            Some(_) => Err(invalid(&param, "must be a string")),
+            Some(_) => Err(invalid(&param(), "must be a string")),
         }
     }
 }

@@ -24,6 +24,12 @@ fn a_turn_costs_its_new_part() {
             .chat(&input, &crate::common::cache())
             .unwrap();
         assert_eq!(tokens, afresh);
+        // Each token that is no control token is either encoded or known: two a message, and one
+        // where the answer begins.
+        let (now, controls) = (known.counts(), 2 * (turn + 2) + 1);
+        let counted = (now.encoded_tokens + now.reused_tokens)
+            - (before.encoded_tokens + before.reused_tokens);
+        assert_eq!(counted as usize, tokens.len() - controls);
         let encoded = (known.counts().encoded_bytes - before.encoded_bytes) as usize;
         let new = if turn == 0 { 2 } else { 1 };
         // Besides the new text: role names and line ends, 13 bytes a message, are encoded afresh.
