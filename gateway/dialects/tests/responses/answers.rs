@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{RESPONSE, ask, chunk, completion, end, stream};
+use crate::support::{RESPONSE, ask, ask_after, chunk, completion, end, stream};
 
 fn names(events: &[(String, Value)]) -> Vec<&str> {
     events
@@ -14,7 +14,11 @@ fn names(events: &[(String, Value)]) -> Vec<&str> {
 
 #[test]
 fn a_text_is_told_by_the_events_that_the_api_has() {
-    let asked = ask(&json!({"model": "gpt-x", "input": "hi", "stream": true}));
+    let tools = json!([{"type": "namespace", "name": "n", "tools": []}]);
+    let body = json!({"model": "gpt-x", "input": "hi", "stream": true, "tools": tools});
+    // Written over several lines, as people do.
+    let body = serde_json::to_string_pretty(&body).expect("JSON");
+    let asked = ask_after(Vec::new(), &body).expect("a sound request");
     let mut translation = asked.translation;
     let events = stream(
         translation.as_mut(),
@@ -42,6 +46,7 @@ fn a_text_is_told_by_the_events_that_the_api_has() {
     let response = &events.last().expect("events").1["response"];
     assert_eq!(response["id"], RESPONSE);
     assert_eq!(response["model"], "gpt-x");
+    assert_eq!(response["tools"], tools);
     assert_eq!(response["status"], "completed");
     assert_eq!(response["output"][0]["content"][0]["text"], "Hello\n🦀");
     assert_eq!(response["output"][0], events[8].1["item"]);

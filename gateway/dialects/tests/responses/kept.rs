@@ -1,6 +1,8 @@
 //! Catches a stored turn that cannot be continued: items lost, ids that lead nowhere, another
 //! prompt than the one that was answered.
 
+use std::collections::HashSet;
+
 use dialects::answer::{Continues, Usage};
 use dialects::error::{ApiError, ErrorKind};
 use dialects::{Fields, responses};
@@ -56,6 +58,9 @@ fn a_turn_is_kept_as_the_api_lists_it() {
         ]
     );
     assert_eq!(stored.input[2]["id"], "msg_theirs");
+    let all = stored.input.iter().chain(&stored.output);
+    let different: HashSet<_> = all.map(|item| item["id"].as_str()).collect();
+    assert_eq!(different.len(), stored.input.len() + stored.output.len());
     for item in stored.input.iter().take(2).chain(&stored.output) {
         assert_eq!(item["status"], "completed");
         let id = item["id"].as_str().expect("an id");

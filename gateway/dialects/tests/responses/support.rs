@@ -60,6 +60,7 @@ pub(crate) fn events(bytes: &[u8]) -> Vec<(String, Value)> {
         let (name, data) = event.split_once('\n').expect("two lines");
         let name = name.strip_prefix("event: ").expect("a name");
         let data = data.strip_prefix("data: ").expect("data");
+        assert!(!data.contains(['\n', '\r']), "one line: {data}");
         let data: Value = serde_json::from_str(data).expect("JSON");
         assert_eq!(data["type"], name);
         (name.to_owned(), data)
