@@ -3,6 +3,7 @@
 //! Who asked, how it is going, and what the one log line at the end will say. Guards in here give
 //! back what they hold when the request ends, in whatever way it ends.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dialects::error::Shape;
@@ -10,6 +11,7 @@ use uuid::Uuid;
 
 use crate::ledger::unix_ms;
 use crate::metrics::{GaugeGuard, Metrics};
+use crate::responses::Local;
 
 /// State of one request.
 pub struct Ctx {
@@ -27,9 +29,22 @@ pub struct Ctx {
     pub(crate) endpoint: &'static str,
     /// The status the client saw; 0 before there is one.
     pub(crate) status: u16,
+    /// What the connection remembers of its own turns, where it carries many.
+    pub(crate) local: Option<Arc<Local>>,
+    /// What the client wants of a turn.
+    pub(crate) answer: Wanted,
     /// What the log line says.
     pub(crate) line: Line,
     _in_flight: GaugeGuard,
+}
+
+/// What a client wants of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// An answer.
+    Answer,
+    /// An id that a later turn can continue, for all that the request says; no node is asked.
+    Preparation,
 }
 
 /// Fields of the log line; empty where a request did not get so far.
@@ -67,6 +82,8 @@ impl Ctx {
             shape: Shape::default(),
             endpoint: "unknown",
             status: 0,
+            local: None,
+            answer: Wanted::Answer,
             line: Line::default(),
             _in_flight: GaugeGuard::new(&metrics.in_flight),
         }

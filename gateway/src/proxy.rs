@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use async_trait::async_trait;
+use pingora::protocols::http::ServerSession;
 use pingora::proxy::{ProxyHttp, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorType, Result};
@@ -25,7 +26,7 @@ use crate::fleet::Fleet;
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 use crate::prompt::{Model, Prompts};
-use crate::responses::Responses;
+use crate::responses::{Responses, socket};
 use crate::secrets::Secrets;
 use crate::session::Bindings;
 use crate::store::{Store, TenantId};
@@ -33,6 +34,7 @@ use crate::tasks::{Phase, Tasks};
 use crate::turn::{self, Over};
 use crate::upstream::Upstream;
 use crate::{models, read, respond, responses};
+use dialects::Dialect;
 use dialects::error::{ApiError, ErrorKind};
 
 /// How long an idle client connection is kept, seconds. Agents think for tens of seconds.
@@ -137,6 +139,10 @@ impl Gateway {
         let request = session.req_header();
         let path = request.uri.path().to_owned();
         ctx.shape = shape(&path, &request.headers);
+        if path == "/v1/responses" && socket::is_upgrade(request) {
+            ctx.endpoint = "socket";
+            return Box::pin(socket::run(self, session.as_downstream_mut(), ctx)).await;
+        }
         match endpoint(&request.method, &path)? {
             Endpoint::Health => self.health(session, ctx).await,
             Endpoint::Models => {
@@ -158,13 +164,36 @@ impl Gateway {
                 let answer = responses::serve(self, client, ctx, resource).await?;
                 self.answer(session, ctx, answer).await
             }
-            Endpoint::Turn(dialect) => {
-                ctx.endpoint = dialect.as_str();
-                let budget = self.retry_budget.lock();
-                budget.unwrap_or_else(PoisonError::into_inner).on_request();
-                turn::run(self, session.as_downstream_mut(), ctx, dialect).await
-            }
+            Endpoint::Turn(dialect) => self.turn(session.as_downstream_mut(), ctx, dialect).await,
         }
+    }
+
+    /// Runs a turn.
+    pub(crate) async fn turn(
+        &self,
+        client: &mut ServerSession,
+        ctx: &mut Ctx,
+        dialect: Dialect,
+    ) -> Result<Over, ApiError> {
+        ctx.endpoint = dialect.as_str();
+        let budget = self.retry_budget.lock();
+        budget.unwrap_or_else(PoisonError::into_inner).on_request();
+        turn::run(self, client, ctx, dialect).await
+    }
+
+    /// A request has ended: the one log line, and what is counted.
+    pub(crate) fn note(&self, ctx: &Ctx) {
+        let status = ctx.status.to_string();
+        self.metrics
+            .requests
+            .with_label_values(&[ctx.endpoint, &status])
+            .inc();
+        let seconds = ctx.started.elapsed().as_secs_f64();
+        self.metrics
+            .duration
+            .with_label_values(&[ctx.endpoint])
+            .observe(seconds);
+        ctx.log();
     }
 
     /// Well as long as it takes requests; whether nodes are well is in the admin interface.
@@ -241,17 +270,7 @@ impl ProxyHttp for Gateway {
     }
 
     async fn logging(&self, _session: &mut Session, _error: Option<&Error>, ctx: &mut Ctx) {
-        let status = ctx.status.to_string();
-        self.metrics
-            .requests
-            .with_label_values(&[ctx.endpoint, &status])
-            .inc();
-        let seconds = ctx.started.elapsed().as_secs_f64();
-        self.metrics
-            .duration
-            .with_label_values(&[ctx.endpoint])
-            .observe(seconds);
-        ctx.log();
+        self.note(ctx);
     }
 
     async fn upstream_peer(&self, _session: &mut Session, _ctx: &mut Ctx) -> Result<Box<HttpPeer>> {

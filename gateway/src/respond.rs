@@ -60,6 +60,17 @@ pub(crate) async fn error(
     Ok(())
 }
 
+/// A stream that is all there.
+pub(crate) async fn stream(
+    client: &mut ServerSession,
+    ctx: &mut Ctx,
+    events: Vec<u8>,
+) -> Result<()> {
+    let head = head(ctx, 200, "text/event-stream", Some(events.len()))?;
+    ctx.status = 200;
+    whole(client, head, events.into()).await
+}
+
 /// The head of an answer; without a length the body is a stream.
 pub(crate) fn head(
     ctx: &Ctx,

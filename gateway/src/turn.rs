@@ -14,7 +14,7 @@ use policies::price::Usage;
 use serde_json::Value;
 
 use crate::admit::Permit;
-use crate::ctx::Ctx;
+use crate::ctx::{Ctx, Wanted};
 use crate::identify::identify;
 use crate::ledger::Status;
 use crate::prompt::{Model, Planned};
@@ -27,7 +27,7 @@ use crate::settle::{Account, Bill};
 use crate::store::{KeyIdentity, TenantId};
 use crate::tasks::Phase;
 use crate::upstream::X_REQUEST_TIMEOUT_MS;
-use crate::{read, recover};
+use crate::{read, recover, respond};
 use dialects::answer::Translation;
 use dialects::error::{ApiError, ErrorKind};
 use dialects::normalise::normalise;
@@ -114,6 +114,19 @@ pub(crate) async fn run(
     let session = session_of(tenant.as_str(), &model.id, found, chain, &turn.prompt);
     ctx.line.session.clone_from(&session.id.text);
     ctx.line.session_from.clone_from(&session.source);
+
+    if ctx.answer == Wanted::Preparation
+        && let (Some(translation), Some(keeping)) = (&translation, &keeping)
+    {
+        let answered = gateway
+            .responses
+            .prepare(keeping, &session.id, &**translation);
+        let events = answered.await;
+        return Ok(match respond::stream(client, ctx, events).await {
+            Ok(()) => Over::Answered,
+            Err(_) => Over::ClientGone,
+        });
+    }
 
     let mut stopping = pin!(called_off(gateway, keeping.as_ref()));
     let Some(_permit) = admitted(gateway, client, tenant, stopping.as_mut()).await? else {
@@ -247,7 +260,7 @@ async fn ask_responses<'a>(
     };
     let (keeping, earlier) = gateway
         .responses
-        .begin(tenant, &ids.response, &mut request)
+        .begin(tenant, &ids.response, (&mut request, ctx.local.as_ref()))
         .await?;
     let all = bytes + earlier.bytes;
     let (turn, translation) = beside_others(all, || request.turn(earlier.items, ids))?;

@@ -6,15 +6,18 @@
 //! [`Keeping`], whose drop gives back what was held.
 //!
 //! Read next: [`store`] (what is promised), [`sqlite`] (how it is kept), `objects` and
-//! `conversations` (the endpoints), `running` (cancelling).
+//! `conversations` (the endpoints), `running` (cancelling), `socket` (many turns on a connection).
 
 mod conversations;
+mod frames;
 mod ids;
+mod local;
 mod objects;
 mod page;
 mod recent;
 mod rows;
 mod running;
+pub(crate) mod socket;
 mod sqlite;
 mod store;
 #[cfg(test)]
@@ -26,7 +29,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dialects::answer::{Continues, Stored as Answered};
+use dialects::answer::{Continues, End, Stored as Answered, Translation, Usage};
 use dialects::error::{ApiError, Code, ErrorKind};
 use dialects::responses::{
     Request, conversation_not_found, previous_response_not_found, response_of,
@@ -35,6 +38,7 @@ use policies::view::SessionKey;
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
+pub(crate) use local::Local;
 pub(crate) use objects::{Resource, serve};
 pub(crate) use running::Cancelled;
 
@@ -88,6 +92,8 @@ pub(crate) struct Keeping {
     tenant: TenantId,
     keep: Keep,
     continues: Option<Link>,
+    /// Where the response is remembered that is not to be kept.
+    local: Option<Arc<Local>>,
     /// Its place among the turns that can be cancelled.
     turn: Turn,
     _held: Option<Held>,
@@ -155,21 +161,22 @@ impl Responses {
         &self,
         tenant: &TenantId,
         id: &str,
-        request: &mut Request<'_>,
+        (request, local): (&mut Request<'_>, Option<&Arc<Local>>),
     ) -> Result<(Keeping, Earlier), ApiError> {
         let keep = match request.stores() {
             true => Keep::Yes,
             false => Keep::No,
         };
         let continues = request.continues();
-        if keep == Keep::No && matches!(continues, Some(Continues::Conversation(_))) {
-            // A conversation takes the items of a response that is not kept itself.
+        if local.is_some() || matches!(continues, Some(Continues::Conversation(_))) {
+            // A connection and a conversation take what is not kept itself.
             request.keep();
         }
         let mut keeping = Keeping {
             tenant: tenant.clone(),
             keep,
             continues: None,
+            local: local.cloned(),
             turn: self.running.begin(tenant, id),
             _held: None,
         };
@@ -178,7 +185,7 @@ impl Responses {
             Some(Continues::Response(previous)) => {
                 ids::check("previous_response_id", previous, "resp")?;
                 keeping.continues = Some(Link::Response(previous.clone()));
-                self.chain(tenant, previous).await?
+                self.chain(tenant, previous, local).await?
             }
             Some(Continues::Conversation(conversation)) => {
                 ids::check("conversation", conversation, "conv")?;
@@ -193,19 +200,23 @@ impl Responses {
         };
         let references = request.references();
         if !references.is_empty() {
-            request.resolve(&self.items_of(tenant, &references).await?);
+            request.resolve(&self.items_of(tenant, &references, local).await?);
         }
         Ok((keeping, earlier))
     }
 
     /// Stored items of these ids; one that is not there is left out.
-    async fn items_of(&self, tenant: &TenantId, ids: &[String]) -> Result<Vec<Value>, ApiError> {
+    async fn items_of(
+        &self,
+        tenant: &TenantId,
+        ids: &[String],
+        local: Option<&Arc<Local>>,
+    ) -> Result<Vec<Value>, ApiError> {
         let wanted: HashSet<&str> = ids.iter().map(String::as_str).collect();
         let responses: BTreeSet<String> = ids.iter().filter_map(|id| response_of(id)).collect();
         let mut items = Vec::new();
         for response in responses.into_iter().take(CHAIN_MAX) {
-            let found = self.store.response(tenant, &response, unix_ms()).await;
-            let Some(kept) = found.map_err(unavailable)? else {
+            let Some(kept) = self.find(tenant, &response, local).await? else {
                 continue;
             };
             for list in [&kept.input, &kept.output] {
@@ -234,19 +245,63 @@ impl Responses {
             }
             _ => None,
         };
-        let kept = match keeping.keep {
-            Keep::Yes => kept(keeping, session, answered, now_ms),
-            Keep::No => None,
+        let kept = match (keeping.keep, &keeping.local) {
+            (Keep::No, None) => None,
+            _ => kept(keeping, session, answered, now_ms).map(Arc::new),
         };
-        let left = Finished {
-            response: kept.map(|kept| (id.clone(), Arc::new(kept))),
-            append,
+        let response = match (keeping.keep, &keeping.local, kept) {
+            (Keep::Yes, _, Some(kept)) => Some((id.clone(), kept)),
+            (Keep::No, Some(local), Some(kept)) => {
+                local.insert(id.clone(), kept);
+                None
+            }
+            _ => None,
         };
+        let left = Finished { response, append };
         if left.response.is_none() && left.append.is_none() {
             return;
         }
         if let Err(error) = self.store.finish(&keeping.tenant, left, now_ms).await {
             tracing::error!(%error, response = id, "a response was not kept");
+        }
+    }
+
+    /// Keeps a response without output, for a turn that only prepares the next one; returns the
+    /// events of its stream.
+    pub(crate) async fn prepare(
+        &self,
+        keeping: &Keeping,
+        session: &SessionId,
+        translation: &dyn Translation,
+    ) -> Vec<u8> {
+        let mut translation = translation.fresh();
+        let mut events = Vec::new();
+        translation.begin(Usage::default());
+        translation.end(&End::default(), &mut events);
+        if let Some(stored) = translation.stored() {
+            self.keep(keeping, session, stored).await;
+        }
+        events
+    }
+
+    /// Room for what one connection remembers by itself.
+    pub(crate) fn local(&self) -> Local {
+        Local::new(self.history_bytes_max)
+    }
+
+    /// The response of this id: the connection's, or a stored one.
+    async fn find(
+        &self,
+        tenant: &TenantId,
+        id: &str,
+        local: Option<&Arc<Local>>,
+    ) -> Result<Option<Arc<Kept>>, ApiError> {
+        match local.and_then(|local| local.get(id)) {
+            Some(kept) => Ok(Some(kept)),
+            None => {
+                let found = self.store.response(tenant, id, unix_ms()).await;
+                found.map_err(unavailable)
+            }
         }
     }
 
@@ -268,14 +323,17 @@ impl Responses {
     }
 
     /// All that led to this response and the response itself.
-    async fn chain(&self, tenant: &TenantId, first: &str) -> Result<Earlier, ApiError> {
+    async fn chain(
+        &self,
+        tenant: &TenantId,
+        first: &str,
+        local: Option<&Arc<Local>>,
+    ) -> Result<Earlier, ApiError> {
         let (mut links, mut bytes) = (Vec::<Arc<Kept>>::new(), 0);
         let mut next = Some(Link::Response(first.to_owned()));
         let mut items = Vec::new();
         while let Some(Link::Response(id)) = &next {
-            let now_ms = unix_ms();
-            let found = self.store.response(tenant, id, now_ms).await;
-            let kept = found.map_err(unavailable)?;
+            let kept = self.find(tenant, id, local).await?;
             let kept = kept.ok_or_else(|| previous_response_not_found(first))?;
             bytes += kept.bytes();
             if bytes > self.history_bytes_max || links.len() >= CHAIN_MAX {
@@ -287,6 +345,7 @@ impl Responses {
         if let Some(Link::Conversation { id, before }) = &next {
             let (earlier, _) = self.conversation(tenant, id, *before).await?;
             items = earlier.items;
+            bytes += earlier.bytes;
         }
         for kept in links.iter().rev() {
             for list in [&kept.input, &kept.output] {

@@ -19,6 +19,7 @@ mod identity;
 mod retry;
 mod sessions;
 mod shutdown;
+mod socket;
 mod stored;
 mod streams;
 mod structure;
