@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::ledger::unix_ms;
 use crate::metrics::{GaugeGuard, Metrics};
 use crate::responses::Local;
+use crate::store::KeyIdentity;
 
 /// State of one request.
 pub struct Ctx {
@@ -68,6 +69,14 @@ pub(crate) struct Line {
     pub(crate) output: u64,
     pub(crate) ttft_ms: Option<u32>,
     pub(crate) cause: Option<String>,
+}
+
+impl Line {
+    /// Who asked.
+    pub(crate) fn is_of(&mut self, identity: &KeyIdentity) {
+        identity.tenant.id.as_str().clone_into(&mut self.tenant);
+        self.key_id = identity.key_id.to_string();
+    }
 }
 
 impl Ctx {

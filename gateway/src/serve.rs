@@ -112,9 +112,7 @@ impl Server {
         let metrics = Arc::new(Metrics::new()?);
         let fleet = Fleet::new(&config.nodes);
         fleet::metrics::register(metrics.registry(), &fleet, &ledger)?;
-        let history_bytes_max = config.limits.body_bytes_max;
-        let responses = Responses::open(&config.data, config.responses, history_bytes_max)?;
-        let responses = Arc::new(responses);
+        let responses = Arc::new(Responses::open(&config)?);
         responses.watch(&tasks);
         let prompts = Prompts::load(&config)?;
         // Nodes may hold blocks of these tenants from before: their events must find the salts.
@@ -133,11 +131,7 @@ impl Server {
                 metrics: Arc::clone(&metrics),
                 drain: tasks.drain(),
             };
-            let listener = tokio::net::TcpListener::from_std(listener)?;
-            tasks.spawn(
-                "admin",
-                admin::serve(listener, Arc::new(parts), tasks.clone()),
-            );
+            administrate(listener, parts, &tasks)?;
         }
         let grace = config.limits.drain;
         let gateway = Gateway::new(GatewayParts {
@@ -225,6 +219,14 @@ impl Server {
         self.ledger.close();
         tracing::info!("gateway has stopped");
     }
+}
+
+/// Serves the operator's interface.
+fn administrate(listener: TcpListener, parts: Admin, tasks: &Tasks) -> io::Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let serving = admin::serve(listener, Arc::new(parts), tasks.clone());
+    tasks.spawn("admin", serving);
+    Ok(())
 }
 
 /// Resolves once no request has been in flight for two looks in a row: between two requests of one

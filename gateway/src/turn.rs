@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use pingora::protocols::http::ServerSession;
 use policies::price::Usage;
 use serde_json::Value;
@@ -83,6 +84,16 @@ pub(crate) enum Over {
     ClientGone,
 }
 
+impl Over {
+    /// What came of writing an answer.
+    fn of(written: &pingora::Result<()>) -> Self {
+        match written {
+            Ok(()) => Self::Answered,
+            Err(_) => Self::ClientGone,
+        }
+    }
+}
+
 /// Runs a turn from its headers to its settled record.
 pub(crate) async fn run(
     gateway: &Gateway,
@@ -91,43 +102,32 @@ pub(crate) async fn run(
     dialect: Dialect,
 ) -> Result<Over, ApiError> {
     let identity = identify(&gateway.store, &client.req_header().headers)?;
-    ctx.line.tenant = identity.tenant.id.as_str().to_owned();
-    ctx.line.key_id = identity.key_id.to_string();
+    ctx.line.is_of(&identity);
     choose_request_id(gateway, client, ctx, &identity.tenant.id);
     let body = read::body(client, &gateway.config.limits).await?;
-    let fields = beside_others(body.len(), || Fields::parse(&body))?;
-    let table = &gateway.config.sessions;
-    let found = table.find(dialect, &client.req_header().headers, &fields);
-    let options = gateway.config.normalise.of(&identity.tenant.id);
-    let tenant = &identity.tenant.id;
-    let Asked {
-        mut turn,
+    let Understood {
+        turn,
+        model,
+        session,
         translation,
         keeping,
-        chain,
-    } = match dialect {
-        Dialect::Responses => ask_responses(gateway, ctx, tenant, (fields, body.len())).await?,
-        _ => beside_others(body.len(), || ask(dialect, fields))?,
-    };
-    turn.normalise(options);
-    let model = Arc::clone(model(gateway, ctx, &identity, &turn.model)?);
-    let session = session_of(tenant.as_str(), &model.id, found, chain, &turn.prompt);
-    ctx.line.session.clone_from(&session.id.text);
-    ctx.line.session_from.clone_from(&session.source);
-
+    } = understood(
+        gateway,
+        &client.req_header().headers,
+        ctx,
+        (&identity, dialect, &body),
+    )
+    .await?;
     if ctx.answer == Wanted::Preparation
         && let (Some(translation), Some(keeping)) = (&translation, &keeping)
     {
-        let answered = gateway
+        let prepared = gateway
             .responses
             .prepare(keeping, &session.id, &**translation);
-        let events = answered.await;
-        return Ok(match respond::stream(client, ctx, events).await {
-            Ok(()) => Over::Answered,
-            Err(_) => Over::ClientGone,
-        });
+        let events = prepared.await;
+        return Ok(Over::of(&respond::stream(client, ctx, events).await));
     }
-
+    let tenant = &identity.tenant.id;
     let mut stopping = pin!(called_off(gateway, keeping.as_ref()));
     let Some(_permit) = admitted(gateway, client, tenant, stopping.as_mut()).await? else {
         return Ok(Over::ClientGone);
@@ -172,6 +172,48 @@ pub(crate) async fn run(
     finish(&mut flow, end)
 }
 
+/// What a request asks for, and whose conversation it is.
+struct Understood<'a> {
+    turn: Turn<'a>,
+    model: Arc<Model>,
+    session: Session,
+    translation: Option<Box<dyn Translation>>,
+    keeping: Option<Keeping>,
+}
+
+/// Reads a request, what it continues, and which session it belongs to.
+async fn understood<'a>(
+    gateway: &Gateway,
+    headers: &HeaderMap,
+    ctx: &mut Ctx,
+    (identity, dialect, body): (&KeyIdentity, Dialect, &'a [u8]),
+) -> Result<Understood<'a>, ApiError> {
+    let tenant = &identity.tenant.id;
+    let fields = beside_others(body.len(), || Fields::parse(body))?;
+    let found = gateway.config.sessions.find(dialect, headers, &fields);
+    let Asked {
+        mut turn,
+        translation,
+        keeping,
+        chain,
+    } = match dialect {
+        Dialect::Responses => ask_responses(gateway, ctx, tenant, (fields, body.len())).await?,
+        _ => beside_others(body.len(), || ask(dialect, fields))?,
+    };
+    turn.normalise(gateway.config.normalise.of(tenant));
+    let model = Arc::clone(model(gateway, ctx, identity, &turn.model)?);
+    let session = session_of(tenant.as_str(), &model.id, found, chain, &turn.prompt);
+    ctx.line.session.clone_from(&session.id.text);
+    ctx.line.session_from.clone_from(&session.source);
+    Ok(Understood {
+        turn,
+        model,
+        session,
+        translation,
+        keeping,
+    })
+}
+
 /// How many tokens a Messages request has, as its client reads it.
 pub(crate) async fn count_tokens(
     gateway: &Gateway,
@@ -179,8 +221,7 @@ pub(crate) async fn count_tokens(
     ctx: &mut Ctx,
 ) -> Result<String, ApiError> {
     let identity = identify(&gateway.store, &client.req_header().headers)?;
-    ctx.line.tenant = identity.tenant.id.as_str().to_owned();
-    ctx.line.key_id = identity.key_id.to_string();
+    ctx.line.is_of(&identity);
     let body = read::body(client, &gateway.config.limits).await?;
     beside_others(body.len(), || {
         let (asked, mut chat) = messages::count_tokens(Fields::parse(&body)?)?;

@@ -10,6 +10,7 @@
 
 mod conversations;
 mod frames;
+mod history;
 mod ids;
 mod local;
 mod objects;
@@ -24,35 +25,29 @@ mod store;
 mod tests;
 mod worker;
 
-use std::collections::{BTreeSet, HashSet};
-use std::path::Path;
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dialects::answer::{Continues, End, Stored as Answered, Translation, Usage};
 use dialects::error::{ApiError, Code, ErrorKind};
-use dialects::responses::{
-    Request, conversation_not_found, previous_response_not_found, response_of,
-};
-use policies::view::SessionKey;
+use dialects::responses::Request;
 use serde_json::Value;
-use serde_json::value::{RawValue, to_raw_value};
+use serde_json::value::to_raw_value;
 
 pub(crate) use local::Local;
 pub(crate) use objects::{Resource, serve};
 pub(crate) use running::Cancelled;
 
-use crate::config::ResponsesConfig;
+use crate::config::{Config, ResponsesConfig};
 use crate::ledger::unix_ms;
 use crate::session::SessionId;
 use crate::store::TenantId;
 use crate::tasks::{Phase, Tasks};
 use running::{Running, Turn};
 use sqlite::{Bounds, Sqlite};
-use store::{Finished, Kept, KeptSession, Link, Order, ResponseStore, Span, StoreError};
+use store::{Finished, Kept, KeptSession, Link, ResponseStore, StoreError};
 
-/// Links of a chain that a turn may continue: an agent's longest sessions have some hundreds.
-const CHAIN_MAX: usize = 10_000;
 /// How often what is past its time is removed. It is not shown before that either.
 const EXPIRE_EVERY: Duration = Duration::from_secs(60);
 
@@ -114,22 +109,23 @@ impl Drop for Held {
 
 impl Responses {
     /// Opens the memory in the data directory.
-    pub(crate) fn open(
-        data: &Path,
-        config: ResponsesConfig,
-        history_bytes_max: usize,
-    ) -> Result<Self, StoreError> {
+    pub(crate) fn open(config: &Config) -> Result<Self, StoreError> {
+        let ResponsesConfig {
+            ttl,
+            rows_per_tenant,
+            bytes_per_tenant,
+        } = config.responses;
         let bounds = Bounds {
-            ttl_ms: i64::try_from(config.ttl.as_millis()).unwrap_or(i64::MAX),
-            rows_per_tenant: i64::try_from(config.rows_per_tenant).unwrap_or(i64::MAX),
-            bytes_per_tenant: i64::try_from(config.bytes_per_tenant).unwrap_or(i64::MAX),
+            ttl_ms: i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX),
+            rows_per_tenant: i64::try_from(rows_per_tenant).unwrap_or(i64::MAX),
+            bytes_per_tenant: i64::try_from(bytes_per_tenant).unwrap_or(i64::MAX),
         };
-        let sqlite = Arc::new(Sqlite::open(data, bounds)?);
+        let sqlite = Arc::new(Sqlite::open(&config.data, bounds)?);
         let store: Arc<dyn ResponseStore> = Arc::clone(&sqlite) as _;
         Ok(Self {
             store,
             sqlite,
-            history_bytes_max,
+            history_bytes_max: config.limits.body_bytes_max,
             held: Arc::default(),
             running: Running::default(),
         })
@@ -205,30 +201,6 @@ impl Responses {
         Ok((keeping, earlier))
     }
 
-    /// Stored items of these ids; one that is not there is left out.
-    async fn items_of(
-        &self,
-        tenant: &TenantId,
-        ids: &[String],
-        local: Option<&Arc<Local>>,
-    ) -> Result<Vec<Value>, ApiError> {
-        let wanted: HashSet<&str> = ids.iter().map(String::as_str).collect();
-        let responses: BTreeSet<String> = ids.iter().filter_map(|id| response_of(id)).collect();
-        let mut items = Vec::new();
-        for response in responses.into_iter().take(CHAIN_MAX) {
-            let Some(kept) = self.find(tenant, &response, local).await? else {
-                continue;
-            };
-            for list in [&kept.input, &kept.output] {
-                let list = listed(list)?.into_iter();
-                items.extend(
-                    list.filter(|item| item["id"].as_str().is_some_and(|id| wanted.contains(id))),
-                );
-            }
-        }
-        Ok(items)
-    }
-
     /// The turn's answer is complete: it is kept when this returns. A failure costs the client its
     /// next turn's memory, not this turn's answer, so it is logged and nothing more.
     pub(crate) async fn keep(&self, keeping: &Keeping, session: &SessionId, answered: Answered) {
@@ -289,22 +261,6 @@ impl Responses {
         Local::new(self.history_bytes_max)
     }
 
-    /// The response of this id: the connection's, or a stored one.
-    async fn find(
-        &self,
-        tenant: &TenantId,
-        id: &str,
-        local: Option<&Arc<Local>>,
-    ) -> Result<Option<Arc<Kept>>, ApiError> {
-        match local.and_then(|local| local.get(id)) {
-            Some(kept) => Ok(Some(kept)),
-            None => {
-                let found = self.store.response(tenant, id, unix_ms()).await;
-                found.map_err(unavailable)
-            }
-        }
-    }
-
     /// The right to write into a conversation.
     fn hold(&self, tenant: &TenantId, id: &str) -> Result<Held, ApiError> {
         let key = (tenant.clone(), id.to_owned());
@@ -320,96 +276,6 @@ impl Responses {
             all: Arc::clone(&self.held),
             key,
         })
-    }
-
-    /// All that led to this response and the response itself.
-    async fn chain(
-        &self,
-        tenant: &TenantId,
-        first: &str,
-        local: Option<&Arc<Local>>,
-    ) -> Result<Earlier, ApiError> {
-        let (mut links, mut bytes) = (Vec::<Arc<Kept>>::new(), 0);
-        let mut next = Some(Link::Response(first.to_owned()));
-        let mut items = Vec::new();
-        while let Some(Link::Response(id)) = &next {
-            let kept = self.find(tenant, id, local).await?;
-            let kept = kept.ok_or_else(|| previous_response_not_found(first))?;
-            bytes += kept.bytes();
-            if bytes > self.history_bytes_max || links.len() >= CHAIN_MAX {
-                return Err(self.too_long("previous_response_id"));
-            }
-            next.clone_from(&kept.continues);
-            links.push(kept);
-        }
-        if let Some(Link::Conversation { id, before }) = &next {
-            let (earlier, _) = self.conversation(tenant, id, *before).await?;
-            items = earlier.items;
-            bytes += earlier.bytes;
-        }
-        for kept in links.iter().rev() {
-            for list in [&kept.input, &kept.output] {
-                items.extend(listed(list)?);
-            }
-        }
-        let session = links.first().and_then(|kept| session(&kept.session));
-        Ok(Earlier {
-            items,
-            bytes,
-            session,
-        })
-    }
-
-    /// The items of a conversation before a position, and the first position behind them.
-    async fn conversation(
-        &self,
-        tenant: &TenantId,
-        id: &str,
-        before: i64,
-    ) -> Result<(Earlier, i64), ApiError> {
-        /// Items read at once.
-        const PAGE: usize = 1000;
-        let (mut items, mut bytes, mut after) = (Vec::new(), 0, 0);
-        loop {
-            let span = Span {
-                before,
-                after,
-                most: PAGE,
-                order: Order::Ascending,
-            };
-            let page = self.store.items(tenant, id, span, unix_ms()).await;
-            let page = page
-                .map_err(unavailable)?
-                .ok_or_else(|| conversation_not_found(id))?;
-            let full = page.len() == PAGE;
-            for placed in page {
-                bytes += placed.item.json.len();
-                if bytes > self.history_bytes_max {
-                    return Err(self.too_long("conversation"));
-                }
-                after = placed.position;
-                items.push(serde_json::from_str(&placed.item.json).map_err(unreadable)?);
-            }
-            if !full {
-                let session = None;
-                let earlier = Earlier {
-                    items,
-                    bytes,
-                    session,
-                };
-                return Ok((earlier, after + 1));
-            }
-        }
-    }
-
-    fn too_long(&self, param: &str) -> ApiError {
-        ApiError::invalid(
-            param,
-            format!(
-                "What '{param}' refers to is longer than {} bytes or {CHAIN_MAX} responses. Begin anew with the part that still matters.",
-                self.history_bytes_max
-            ),
-        )
     }
 }
 
@@ -449,18 +315,6 @@ fn kept(keeping: &Keeping, session: &SessionId, answered: Answered, now_ms: i64)
         response: to_raw_value(&response).ok()?,
         input: to_raw_value(&input).ok()?,
         output: to_raw_value(&output).ok()?,
-    })
-}
-
-/// A list of items as it was kept.
-fn listed(list: &RawValue) -> Result<Vec<Value>, ApiError> {
-    serde_json::from_str(list.get()).map_err(unreadable)
-}
-
-fn session(kept: &KeptSession) -> Option<SessionId> {
-    Some(SessionId {
-        key: SessionKey(u128::from_str_radix(&kept.key, 16).ok()?),
-        text: kept.text.clone(),
     })
 }
 

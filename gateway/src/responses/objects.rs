@@ -10,9 +10,10 @@ use http::Method;
 use pingora::protocols::http::ServerSession;
 use serde_json::{Value, json};
 
+use super::history::listed;
 use super::page::Page;
 use super::store::Kept;
-use super::{Responses, conversations, ids, listed, unavailable, unreadable};
+use super::{Responses, conversations, ids, unavailable, unreadable};
 use crate::ctx::Ctx;
 use crate::identify::identify;
 use crate::ledger::unix_ms;
@@ -77,8 +78,7 @@ pub(crate) async fn serve(
     resource: Resource<'_>,
 ) -> Result<String, ApiError> {
     let identity = identify(&gateway.store, &client.req_header().headers)?;
-    ctx.line.tenant = identity.tenant.id.as_str().to_owned();
-    ctx.line.key_id = identity.key_id.to_string();
+    ctx.line.is_of(&identity);
     let body = read::body(client, &gateway.config.limits).await?;
     let request = client.req_header();
     let ask = Ask {

@@ -81,8 +81,7 @@ pub(crate) async fn run(
     ctx: &mut Ctx,
 ) -> Result<Over, ApiError> {
     let identity = identify(&gateway.store, &client.req_header().headers)?;
-    ctx.line.tenant = identity.tenant.id.as_str().to_owned();
-    ctx.line.key_id = identity.key_id.to_string();
+    ctx.line.is_of(&identity);
     let head = accepted(ctx, &client.req_header().headers)?;
     if client.write_response_header(Box::new(head)).await.is_err() {
         return Ok(Over::ClientGone);

@@ -163,7 +163,7 @@ fn serve(mut connection: Connection, mut queue: mpsc::Receiver<Box<dyn Job>>) {
             tracing::error!(%error, "the store of responses failed");
         }
         for job in batch.drain(..) {
-            job.reply(committed.as_ref().map(|()| ()));
+            job.reply(committed.as_ref().copied());
         }
     }
 }
