@@ -1,7 +1,7 @@
 //! Which session does a request say it belongs to?
 //!
 //! Clients say it in many places: headers, fields of the body, the id of the response that they
-//! continue. One [`Table`] lists all of these signals in their order of trust ([`rows`]); the first
+//! continue. One [`Table`] lists all of these signals in their order of trust (`rows`); the first
 //! one that the request has decides, and nothing below it is looked at. So an id that cannot be
 //! used (too long, not printable, two different values) gives no session, rather than the session
 //! of a weaker signal that may cover other conversations as well: the caller then goes by the
