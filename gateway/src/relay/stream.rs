@@ -174,10 +174,10 @@ impl Stream<'_, '_> {
             }
             match &mut self.held {
                 _ if hidden => {}
-                Some(_) if is_translated => more.extend_from_slice(&event.bytes),
-                Some(held) => held.extend_from_slice(&event.bytes),
-                None if now.is_empty() => now = event.bytes,
-                None => {
+                // A translation says its last words itself: nothing of it waits.
+                Some(held) if !is_translated => held.extend_from_slice(&event.bytes),
+                _ if now.is_empty() => now = event.bytes,
+                _ => {
                     if more.is_empty() {
                         more.extend_from_slice(&now);
                     }

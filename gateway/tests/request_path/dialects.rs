@@ -243,6 +243,39 @@ fn every_cut_and_spelling_reads_the_same_in_every_dialect() {
     gateway.assert_idle();
 }
 
+/// Catches events that are dropped where a batch of few holds the answer's end too: the engine sends
+/// short answers so.
+#[test]
+fn a_short_answer_that_comes_at_once_is_whole() {
+    let node = Node::start();
+    let gateway = Gateway::start(&[&node]);
+    for surface in ALL {
+        let only = json!({"id": "x", "object": "chat.completion.chunk", "model": MODEL, "choices": [
+            {"index": 0, "delta": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}]});
+        let last = json!({"id": "x", "object": "chat.completion.chunk", "model": MODEL,
+            "choices": [], "usage": usage(30, 0, 1)});
+        let stream = format!("data: {only}\n\ndata: {last}\n\ndata: [DONE]\n\n");
+        node.script(vec![Act::Send(framed(&[stream.as_bytes()]))]);
+        let body = surface.body("hi", true).to_string();
+        let answer = gateway.post(surface.path(), &[], body.as_bytes());
+        let heard = surface.read(&answer);
+        assert_eq!(
+            (heard.text.as_str(), heard.ended),
+            ("yes", true),
+            "{}",
+            answer.text()
+        );
+        let first = &events(&answer)[0];
+        let begun = match surface {
+            Surface::Chat => first["choices"][0]["delta"]["role"] == "assistant",
+            Surface::Messages => first["type"] == "message_start",
+            Surface::Responses => first["type"] == "response.created",
+        };
+        assert!(begun, "{surface:?}: {}", answer.text());
+    }
+    gateway.assert_idle();
+}
+
 #[test]
 fn h04_a_cancelled_stream_is_billed_on_every_surface() {
     let node = Node::start();
