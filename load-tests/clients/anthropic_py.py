@@ -29,8 +29,11 @@ def messages(streamed):
         asked = dict(model=common.MODEL, system=system, messages=history, tools=[TOOL])
         if common.FORCED:
             asked["tool_choice"] = choice
+        if common.FORCED and turns.prompt:
+            form = {"type": "json_schema", "schema": common.SHORT_ANSWER}
+            asked["output_config"] = {"format": form}
         counted = client.messages.count_tokens(**asked).input_tokens
-        request = dict(asked, max_tokens=common.MAX_TOKENS, temperature=0)
+        request = dict(asked, max_tokens=common.MAX_TOKENS)
         if streamed:
             with client.messages.stream(**request) as stream:
                 for event in stream:
@@ -63,7 +66,7 @@ def messages(streamed):
     for content in (results, common.THANKS):
         history.append({"role": "user", "content": content})
         answer = turn({"type": "none"})
-        assert answer.stop_reason in ("end_turn", "max_tokens"), answer
+        assert answer.stop_reason == "end_turn", answer
         assert any(block.type == "text" and block.text for block in answer.content), answer
         assert all(block.type != "tool_use" for block in answer.content), answer
     return turns

@@ -31,8 +31,8 @@ export const QUESTION = "What will the weather in Paris be tomorrow? Look it up.
 export const RESULT = "Sunny, 21 degrees, a light wind from the west.";
 export const THANKS = "Thank you. What should I wear?";
 
-// The form of a small model's later answers, where a client takes an answer that `max_tokens` cut for
-// a failure: it has few tokens.
+// The form of a small model's later answers, so that `max_tokens` does not cut them: some clients take
+// that for a failure.
 export const SHORT_ANSWER = {
   type: "object",
   properties: { advice: { type: "string", enum: ["a coat", "a shirt", "boots"] } },
