@@ -33,6 +33,8 @@ const HEADER_BYTES_MAX: u64 = 1 << 30;
 /// Bytes a token stands for where no tokenizer is known: English text has about four.
 const BYTES_PER_TOKEN_ESTIMATE: usize = 4;
 
+mod counts;
+
 /// The configured models and how their prompts are made.
 pub struct Prompts {
     models: Vec<Arc<Model>>,

@@ -115,6 +115,7 @@ impl Server {
         let responses = Arc::new(Responses::open(&config)?);
         responses.watch(&tasks);
         let prompts = Prompts::load(&config)?;
+        prompts.register(metrics.registry())?;
         // Nodes may hold blocks of these tenants from before: their events must find the salts.
         for tenant in store.tenants()? {
             fleet.issue_salt(&secrets.cache_salt(&tenant.cache_scope));

@@ -14,6 +14,7 @@ mod cancel;
 mod detail;
 mod dialects;
 mod embeddings;
+mod encoding;
 mod full_disk;
 mod identity;
 mod retry;
