@@ -104,11 +104,7 @@ impl Server {
         let store = Store::open(&config.data)?;
         store.watch(&tasks);
         seed_request_ids(&config, &store);
-        let mut secrets = Secrets::open(&config.data)?;
-        if let Some(file) = &config.node_token_file {
-            secrets = secrets.with_node_token(file)?;
-        }
-        let secrets = Arc::new(secrets);
+        let secrets = Arc::new(secrets(&config)?);
         let metrics = Arc::new(Metrics::new()?);
         let fleet = Fleet::new(&config.nodes);
         fleet::metrics::register(metrics.registry(), &fleet, &ledger)?;
@@ -263,6 +259,15 @@ fn accept(
         service.start_service(Some(sockets), stopped, 1).await;
     });
     Ok(stop)
+}
+
+/// The data directory's secrets, with the node token that the operator gives.
+fn secrets(config: &Config) -> Result<Secrets, Failure> {
+    let secrets = Secrets::open(&config.data)?;
+    Ok(match &config.node_token_file {
+        Some(file) => secrets.with_node_token(file)?,
+        None => secrets,
+    })
 }
 
 /// Binds an address, or says what to do about it.

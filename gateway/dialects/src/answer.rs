@@ -64,7 +64,11 @@ pub trait Translation: Send + Sync {
     /// what has been used so far. [`stored`](Self::stored) then has the answer as it is.
     fn cancel(&mut self, so_far: Usage, out: &mut Vec<u8>) {
         let message = "The request was cancelled.";
-        self.fail(&ApiError::new(ErrorKind::ClientTimeout, message), so_far, out);
+        self.fail(
+            &ApiError::new(ErrorKind::ClientTimeout, message),
+            so_far,
+            out,
+        );
     }
 
     /// A whole answer (`chat.completion`) in the client's dialect.
