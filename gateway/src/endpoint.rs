@@ -2,6 +2,7 @@
 //!
 //! One table of paths and methods; a 404 and a 405 say what exists.
 
+use crate::tokens::Wanted;
 use dialects::Dialect;
 use dialects::error::{ApiError, ErrorKind, Shape};
 use http::{HeaderMap, Method};
@@ -21,6 +22,8 @@ pub(crate) enum Endpoint<'a> {
     Turn(Dialect),
     /// How many tokens is this Messages request?
     CountTokens,
+    /// Which tokens are this text, or which text are these tokens?
+    Tokens(Wanted),
     /// Stored responses and conversations.
     Stored(Resource<'a>),
 }
@@ -52,6 +55,9 @@ pub(crate) fn endpoint<'a>(method: &Method, path: &'a str) -> Result<Endpoint<'a
         "/v1/models" => (Endpoint::Models, "GET, HEAD"),
         "/v1/chat/completions" => (Endpoint::Turn(Dialect::Chat), "POST"),
         "/v1/completions" => (Endpoint::Turn(Dialect::Completions), "POST"),
+        "/v1/embeddings" => (Endpoint::Turn(Dialect::Embeddings), "POST"),
+        "/tokenize" => (Endpoint::Tokens(Wanted::Tokens), "POST"),
+        "/detokenize" => (Endpoint::Tokens(Wanted::Text), "POST"),
         "/v1/messages" => (Endpoint::Turn(Dialect::Messages), "POST"),
         "/v1/messages/count_tokens" => (Endpoint::CountTokens, "POST"),
         "/v1/conversations" => (Endpoint::Stored(Resource::Conversations), "POST"),
@@ -66,7 +72,7 @@ pub(crate) fn endpoint<'a>(method: &Method, path: &'a str) -> Result<Endpoint<'a
                 return Err(ApiError::new(
                     ErrorKind::UnknownUrl,
                     format!(
-                        "Unknown path {}. There are POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, POST /v1/messages, POST /v1/messages/count_tokens, GET /v1/models and GET /health.",
+                        "Unknown path {}. There are POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, POST /v1/messages, POST /v1/messages/count_tokens, POST /v1/embeddings, POST /tokenize, POST /detokenize, GET /v1/models and GET /health.",
                         path.chars().take(128).collect::<String>()
                     ),
                 ));
@@ -104,6 +110,17 @@ mod tests {
                 "/v1/completions/",
                 Ok(Endpoint::Turn(Dialect::Completions)),
             ),
+            (
+                Method::POST,
+                "/v1/embeddings",
+                Ok(Endpoint::Turn(Dialect::Embeddings)),
+            ),
+            (
+                Method::POST,
+                "/detokenize",
+                Ok(Endpoint::Tokens(Wanted::Text)),
+            ),
+            (Method::GET, "/tokenize", Err(405)),
             (Method::GET, "/v1/chat/completions", Err(405)),
             (Method::POST, "/v1/models", Err(405)),
             (Method::POST, "/v2", Err(404)),

@@ -39,5 +39,6 @@ mod responses;
 mod route;
 mod session;
 mod settle;
+mod tokens;
 mod turn;
 mod upstream;

@@ -34,6 +34,7 @@ const HEADER_BYTES_MAX: u64 = 1 << 30;
 const BYTES_PER_TOKEN_ESTIMATE: usize = 4;
 
 mod counts;
+mod tokens;
 
 /// The configured models and how their prompts are made.
 pub struct Prompts {
@@ -73,6 +74,21 @@ pub(crate) struct Planned {
 }
 
 impl Planned {
+    /// Of so many tokens, none of which any cache holds, or would.
+    fn uncached(tokens: u64) -> Self {
+        Self {
+            tokens,
+            chain: Arc::default(),
+            exact: false,
+            answers: 0,
+        }
+    }
+
+    /// Of a request that has no prompt.
+    pub(crate) fn nothing() -> Self {
+        Self::uncached(0)
+    }
+
     /// The hash of the last full block, as the engine's header has it.
     pub(crate) fn last_block(&self) -> String {
         self.chain
@@ -169,15 +185,8 @@ impl Prompts {
         input: &PromptInput,
         unix_seconds: i64,
     ) -> Result<(Planned, Hashed), ApiError> {
-        let Some(exact) = &model.exact else {
-            let tokens = estimate(input);
-            let planned = Planned {
-                tokens,
-                chain: Arc::default(),
-                exact: false,
-                answers: 0,
-            };
-            return Ok((planned, Hashed::default()));
+        let Some(exact) = model.exact.as_ref().filter(|_| input.is_prompt()) else {
+            return Ok((Planned::uncached(estimate(input)), Hashed::default()));
         };
         let ChatTokens { tokens, answers } = tokens(exact, salt, input, unix_seconds)?;
         let count = tokens.len() as u64;
@@ -234,6 +243,10 @@ fn tokens(
             tokens: builder.completion(text, segments),
             answers: 0,
         }),
+        PromptInput::Vectors { .. } => Ok(ChatTokens {
+            tokens: Vec::new(),
+            answers: 0,
+        }),
     }
 }
 
@@ -264,6 +277,7 @@ fn read_header(path: &Path) -> Result<Header, String> {
 fn estimate(input: &PromptInput) -> u64 {
     let bytes = match input {
         PromptInput::Text(text) => text.len(),
+        PromptInput::Vectors { text_bytes } => usize::try_from(*text_bytes).unwrap_or(usize::MAX),
         PromptInput::Chat(chat) => {
             let length = |value: &serde_json::Value| value.to_string().len();
             let messages = chat.messages.iter().map(length).sum::<usize>();

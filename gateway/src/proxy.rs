@@ -31,6 +31,7 @@ use crate::secrets::Secrets;
 use crate::session::Bindings;
 use crate::store::{Store, TenantId};
 use crate::tasks::{Phase, Tasks};
+use crate::tokens::{self, Reply};
 use crate::turn::{self, Over};
 use crate::upstream::Upstream;
 use crate::{models, read, respond, responses};
@@ -158,6 +159,14 @@ impl Gateway {
                 let tokens = turn::count_tokens(self, session.as_downstream_mut(), ctx).await?;
                 self.answer(session, ctx, tokens).await
             }
+            Endpoint::Tokens(wanted) => {
+                ctx.endpoint = wanted.as_str();
+                let client = session.as_downstream_mut();
+                match Box::pin(tokens::run(self, client, ctx, wanted)).await? {
+                    Some((status, body)) => self.reply(session, ctx, (status, body)).await,
+                    None => Ok(Over::ClientGone),
+                }
+            }
             Endpoint::Stored(resource) => {
                 ctx.endpoint = "stored";
                 let client = session.as_downstream_mut();
@@ -215,7 +224,16 @@ impl Gateway {
         ctx: &mut Ctx,
         body: String,
     ) -> Result<Over, ApiError> {
-        match respond::json(session.as_downstream_mut(), ctx, 200, body).await {
+        self.reply(session, ctx, (200, body.into())).await
+    }
+
+    async fn reply(
+        &self,
+        session: &mut Session,
+        ctx: &mut Ctx,
+        (status, body): Reply,
+    ) -> Result<Over, ApiError> {
+        match respond::json(session.as_downstream_mut(), ctx, status, body).await {
             Ok(()) => Ok(Over::Answered),
             Err(_) => Ok(Over::ClientGone),
         }

@@ -170,9 +170,12 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
     }
     compare(flow, &answer);
     // Bound from its first answer on, so that a session's parallel turns stay together.
-    gateway
-        .bindings
-        .bind(job.session.id.key, &node.id, None, Instant::now());
+    if job.dialect.is_conversation() {
+        let session = job.session.id.key;
+        gateway
+            .bindings
+            .bind(session, &node.id, None, Instant::now());
+    }
     Ok(Box::pin(relay(flow, answer)).await)
 }
 

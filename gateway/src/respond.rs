@@ -26,11 +26,11 @@ pub(crate) async fn json(
     client: &mut ServerSession,
     ctx: &mut Ctx,
     status: u16,
-    body: String,
+    body: Bytes,
 ) -> Result<()> {
     let head = head(ctx, status, "application/json", Some(body.len()))?;
     ctx.status = status;
-    whole(client, head, body.into()).await
+    whole(client, head, body).await
 }
 
 /// An error of our own.

@@ -56,6 +56,8 @@ pub(crate) struct Job<'a> {
     pub(crate) timeout_ms: Option<u64>,
     pub(crate) body: Bytes,
     pub(crate) debug: bool,
+    /// Whether the client wants to read in the answer how it came about.
+    pub(crate) detail: bool,
     pub(crate) identity: &'a KeyIdentity,
 }
 
@@ -238,7 +240,7 @@ pub(crate) async fn count_tokens(
 }
 
 /// The model that the tenant means by this name.
-fn model<'g>(
+pub(crate) fn model<'g>(
     gateway: &'g Gateway,
     ctx: &mut Ctx,
     identity: &KeyIdentity,
@@ -278,6 +280,7 @@ fn ask(dialect: Dialect, fields: Fields<'_>) -> Result<Asked<'_>, ApiError> {
     match dialect {
         Dialect::Chat => dialects::chat(fields).map(same),
         Dialect::Completions => dialects::completions(fields).map(same),
+        Dialect::Embeddings => dialects::embeddings(fields).map(same),
         Dialect::Messages => messages::parse(fields).map(translated),
         // What these continue has to be looked up: `ask_responses`.
         Dialect::Responses => Err(ApiError::new(
@@ -338,12 +341,15 @@ pub(crate) fn beside_others<T>(body_bytes: usize, work: impl FnOnce() -> T) -> T
     }
 }
 
+/// Resolves when the gateway's grace period is over.
+pub(crate) type Stopping<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send + 'a)>;
+
 /// The right to run; none if the client left the queue.
-async fn admitted(
+pub(crate) async fn admitted(
     gateway: &Gateway,
     client: &mut ServerSession,
     tenant: &TenantId,
-    mut stopping: Pin<&mut (dyn Future<Output = ()> + Send + '_)>,
+    mut stopping: Stopping<'_>,
 ) -> Result<Option<Permit>, ApiError> {
     match watched(client, &mut stopping, gateway.gates.admit(tenant)).await {
         Waited::Done(permit) => permit.map(Some),
@@ -399,12 +405,10 @@ fn plan<'a>(
     }
     check_context(&gateway.fleet, &model.id, &prompt, turn.output_tokens_max)?;
     let before = gateway.bindings.get(&session, Instant::now()).output_tokens;
-    let debug = identity.tenant.debug
-        && client
-            .req_header()
-            .headers
-            .get("x-homing-debug")
-            .is_some_and(|value| value == "1");
+    let asks = |header: &str| {
+        let sent = client.req_header().headers.get(header);
+        sent.is_some_and(|value| value == "1")
+    };
     let alias = Alias::of(&turn.model, model);
     let params = NodeParams {
         model: &model.id,
@@ -428,7 +432,8 @@ fn plan<'a>(
         timeout_ms: timeout_ms(client)?,
         body: turn.node_body(&params).into(),
         salt,
-        debug,
+        debug: identity.tenant.debug && asks("x-homing-debug"),
+        detail: asks("x-homing-detail"),
         identity,
     })
 }

@@ -14,36 +14,96 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
         choices,
         token_ids,
     } = common(&fields)?;
-    let messages = messages(&fields)?;
-    check::boolean(&fields, "logprobs")?;
-    check::integer(&fields, "top_logprobs", (0, 20))?;
-    check::kind(&fields, "tools", Kind::Array)?;
-    check::kind(&fields, "tool_choice", Kind::StringOrObject)?;
+    logprobs(&fields)?;
     check::boolean(&fields, "parallel_tool_calls")?;
-    check::kind(&fields, "chat_template_kwargs", Kind::Object)?;
     // The newer name wins, as OpenAI's own service has it.
     let newer = check::integer(&fields, "max_completion_tokens", (1, i64::MAX))?;
     let older = check::integer(&fields, "max_tokens", (1, i64::MAX))?;
-    let tools = value(&fields, "tools")?;
     caching::retention(&fields)?;
-    caching::marks(&messages, tools.as_ref())?;
-    let prompt = PromptInput::Chat(ChatPrompt {
-        messages,
-        tools,
-        template_kwargs: match value(&fields, "chat_template_kwargs")? {
-            Some(Value::Object(map)) => Some(map),
-            _ => None,
-        },
-    });
+    let prompt = prompt(&fields)?;
+    tool_choice(&fields, prompt.tools.as_ref())?;
     let output_tokens_max = newer.or(older).and_then(|most| u64::try_from(most).ok());
     Ok(Turn {
         model,
-        prompt,
+        prompt: PromptInput::Chat(prompt),
         delivery,
         output_tokens_max,
         choices,
         token_ids,
         body: TurnBody::Same(fields),
+    })
+}
+
+/// Alternatives are told only beside the tokens' own probabilities.
+fn logprobs(fields: &Fields<'_>) -> Result<(), ApiError> {
+    let are_told = check::boolean(fields, "logprobs")?.unwrap_or(false);
+    match check::integer(fields, "top_logprobs", (0, 20))? {
+        Some(most) if most > 0 && !are_told => {
+            let message = "'top_logprobs' is only allowed when 'logprobs' is true.";
+            Err(ApiError::invalid("top_logprobs", message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A call can be demanded only of a tool that is there.
+fn tool_choice(fields: &Fields<'_>, tools: Option<&Value>) -> Result<(), ApiError> {
+    let param = "tool_choice";
+    check::kind(fields, param, Kind::StringOrObject)?;
+    let (Some(raw), Some(choice)) = (fields.get(param), value(fields, param)?) else {
+        return Ok(());
+    };
+    let tools = tools
+        .and_then(Value::as_array)
+        .map_or(&[][..], Vec::as_slice);
+    match choice.as_str() {
+        Some("none" | "auto") => return Ok(()),
+        Some("required") => {}
+        Some(_) => {
+            return Err(check::wrong(
+                param,
+                raw,
+                "'none', 'auto', 'required' or a tool",
+            ));
+        }
+        None => {}
+    }
+    if tools.is_empty() {
+        let message = "'tool_choice' demands a call, which is only allowed when 'tools' has tools.";
+        return Err(ApiError::invalid(param, message));
+    }
+    // Other kinds of choice are the node's to know.
+    if choice["type"] != "function" {
+        return Ok(());
+    }
+    let Some(name) = choice["function"]["name"].as_str() else {
+        let message = "'tool_choice.function.name' must be the name of a tool.";
+        return Err(ApiError::invalid("tool_choice.function.name", message));
+    };
+    if tools.iter().any(|tool| tool["function"]["name"] == name) {
+        return Ok(());
+    }
+    let name: String = name.chars().take(64).collect();
+    let message = format!(
+        "'tool_choice.function.name' is '{name}', which is the name of no tool in 'tools'."
+    );
+    Err(ApiError::invalid("tool_choice.function.name", message))
+}
+
+/// What becomes the prompt.
+pub(super) fn prompt(fields: &Fields<'_>) -> Result<ChatPrompt, ApiError> {
+    let messages = messages(fields)?;
+    check::kind(fields, "tools", Kind::Array)?;
+    check::kind(fields, "chat_template_kwargs", Kind::Object)?;
+    let tools = value(fields, "tools")?;
+    caching::marks(&messages, tools.as_ref())?;
+    Ok(ChatPrompt {
+        messages,
+        tools,
+        template_kwargs: match value(fields, "chat_template_kwargs")? {
+            Some(Value::Object(map)) => Some(map),
+            _ => None,
+        },
     })
 }
 

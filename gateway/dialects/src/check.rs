@@ -34,6 +34,19 @@ pub(super) fn missing(name: &str) -> ApiError {
     )
 }
 
+/// The model's name.
+pub(super) fn model(fields: &Fields<'_>) -> Result<String, ApiError> {
+    string(fields, "model")?
+        .filter(|model| !model.is_empty())
+        .ok_or_else(|| missing("model"))
+}
+
+/// `priority`, as vLLM has it.
+pub(super) fn priority(fields: &Fields<'_>) -> Result<(), ApiError> {
+    let range = (i64::from(i32::MIN), i64::from(i32::MAX));
+    integer(fields, "priority", range).map(drop)
+}
+
 /// A boolean.
 pub(super) fn boolean(fields: &Fields<'_>, name: &str) -> Result<Option<bool>, ApiError> {
     match fields.get(name) {

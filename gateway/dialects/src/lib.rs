@@ -13,11 +13,13 @@ pub mod models;
 pub mod normalise;
 pub mod responses;
 pub mod session;
+pub mod tokens;
 pub mod turn;
 
 mod chat;
 mod check;
 mod completions;
+mod embeddings;
 mod fields;
 
 pub use fields::Fields;
@@ -37,6 +39,8 @@ pub enum Dialect {
     Messages,
     /// OpenAI Responses.
     Responses,
+    /// OpenAI Embeddings: no conversation, but answered and billed like one turn.
+    Embeddings,
 }
 
 impl Dialect {
@@ -44,6 +48,7 @@ impl Dialect {
     pub fn node_path(self) -> &'static str {
         match self {
             Self::Completions => "/v1/completions",
+            Self::Embeddings => "/v1/embeddings",
             Self::Chat | Self::Messages | Self::Responses => "/v1/chat/completions",
         }
     }
@@ -55,14 +60,20 @@ impl Dialect {
             Self::Completions => "completions",
             Self::Messages => "messages",
             Self::Responses => "responses",
+            Self::Embeddings => "embeddings",
         }
+    }
+
+    /// Whether a turn continues something, so that its session stays where it is answered.
+    pub fn is_conversation(self) -> bool {
+        self != Self::Embeddings
     }
 
     /// Whose errors its clients read.
     pub fn shape(self) -> Shape {
         match self {
             Self::Messages => Shape::Anthropic,
-            Self::Chat | Self::Completions | Self::Responses => Shape::OpenAi,
+            Self::Chat | Self::Completions | Self::Responses | Self::Embeddings => Shape::OpenAi,
         }
     }
 }
@@ -77,6 +88,11 @@ pub fn completions(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
     completions::parse(fields)
 }
 
+/// Reads an Embeddings request.
+pub fn embeddings(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
+    embeddings::parse(fields)
+}
+
 /// What both OpenAI dialects share.
 struct Common {
     model: String,
@@ -87,9 +103,7 @@ struct Common {
 
 /// Reads and checks it.
 fn common(fields: &Fields<'_>) -> Result<Common, ApiError> {
-    let model = check::string(fields, "model")?
-        .filter(|model| !model.is_empty())
-        .ok_or_else(|| check::missing("model"))?;
+    let model = check::model(fields)?;
     for (name, range) in [
         ("temperature", (0.0, 2.0)),
         ("top_p", (0.0, 1.0)),
@@ -102,11 +116,7 @@ fn common(fields: &Fields<'_>) -> Result<Common, ApiError> {
     let choices = check::integer(fields, "n", (1, 128))?.unwrap_or(1);
     check::integer(fields, "seed", (i64::MIN, i64::MAX))?;
     check::integer(fields, "min_tokens", (0, i64::MAX))?;
-    check::integer(
-        fields,
-        "priority",
-        (i64::from(i32::MIN), i64::from(i32::MAX)),
-    )?;
+    check::priority(fields)?;
     check::string(fields, "user")?;
     check::kind(fields, "logit_bias", Kind::Object)?;
     check::kind(fields, "response_format", Kind::Object)?;

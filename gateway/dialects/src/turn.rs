@@ -45,6 +45,18 @@ pub enum PromptInput {
     Chat(ChatPrompt),
     /// Text as it is.
     Text(String),
+    /// Texts of which vectors are made, each on its own: only their size matters here.
+    Vectors {
+        /// All of them together.
+        text_bytes: u64,
+    },
+}
+
+impl PromptInput {
+    /// Whether it is one prompt, whose beginning a cache may hold.
+    pub fn is_prompt(&self) -> bool {
+        !matches!(self, Self::Vectors { .. })
+    }
 }
 
 /// What the chat template is given.

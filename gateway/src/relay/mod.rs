@@ -15,7 +15,7 @@ mod strip;
 mod whole;
 
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,9 +24,11 @@ use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
 use policies::price::Usage;
 use policies::retry::Outcome;
+use serde_json::{Value, json};
 
 pub(crate) use heard::Heard;
 pub(crate) use refusal::Refusal;
+pub(crate) use whole::{Body, read_all, stopping};
 
 use crate::ctx::Ctx;
 use crate::fleet::{Failure, InFlight};
@@ -36,7 +38,7 @@ use crate::respond;
 use crate::responses::Keeping;
 use crate::route::Chosen;
 use crate::settle::Bill;
-use crate::turn::{Job, beside_others};
+use crate::turn::{Job, Stopping, beside_others};
 use crate::upstream::Exchange;
 use dialects::answer::{End as AnswerEnd, Stored, Translation};
 use dialects::error::{ApiError, ErrorKind};
@@ -58,7 +60,7 @@ pub(crate) struct Flow<'a> {
     /// What is kept of the answer; none in a dialect that keeps nothing.
     pub(crate) keeping: Option<&'a Keeping>,
     /// Resolves when the gateway's grace period is over, or the turn is cancelled.
-    pub(crate) stopping: Pin<&'a mut (dyn Future<Output = ()> + Send + 'a)>,
+    pub(crate) stopping: Stopping<'a>,
 }
 
 /// An answer that has begun.
@@ -112,7 +114,7 @@ pub(crate) enum Waited<T> {
 /// Waits for `work` for as long as the client waits too.
 pub(crate) async fn watched<T>(
     client: &mut ServerSession,
-    stopping: &mut Pin<&mut (dyn Future<Output = ()> + Send + '_)>,
+    stopping: &mut Stopping<'_>,
     work: impl Future<Output = T>,
 ) -> Waited<T> {
     let mut work = pin!(work);
@@ -235,11 +237,30 @@ impl Flow<'_> {
     }
 
     /// What the end of the answer tells the client.
-    fn end_of(&self, usage: Usage) -> AnswerEnd {
+    fn end_of(&self, chosen: &Chosen, usage: Usage) -> AnswerEnd {
         AnswerEnd {
             usage: told(usage),
-            homing: None,
+            homing: self.homing(chosen, usage),
         }
+    }
+
+    /// What so many tokens of this model cost.
+    fn cost_nano_usd(&self, usage: &Usage) -> i64 {
+        let rated = self.gateway.prices.rate(&self.job.model, usage);
+        rated.cost_nano_usd
+    }
+
+    /// How the answer came about, where the client wants to read it there.
+    fn homing(&self, chosen: &Chosen, usage: Usage) -> Option<Value> {
+        self.job.detail.then(|| {
+            json!({
+                "node": chosen.node.id.as_str(),
+                "route": chosen.decision.reason.as_str(),
+                "expected_cached_tokens": chosen.decision.expected_cached_tokens,
+                "cached_tokens": usage.cached,
+                "cost_nano_usd": self.cost_nano_usd(&usage),
+            })
+        })
     }
 
     /// Writes the final record.
@@ -273,11 +294,15 @@ impl Flow<'_> {
         if let Some(heard) = &answer.heard {
             beside_others(self.job.body.len(), || heard.remember(self));
         }
-        let session = self.job.session.id.key;
-        self.gateway
-            .bindings
-            .bind(session, &node.id, output, std::time::Instant::now());
+        let converses = self.job.dialect.is_conversation();
+        if converses {
+            let session = self.job.session.id.key;
+            self.gateway
+                .bindings
+                .bind(session, &node.id, output, std::time::Instant::now());
+        }
         match usage {
+            Some(_) if !converses => {}
             Some(usage) => {
                 let expected = answer.chosen.decision.expected_cached_tokens;
                 // Token counts stay far below 2^52.

@@ -16,7 +16,7 @@ use policies::price::Usage;
 use policies::retry::Outcome;
 
 use super::chunk::ChunkFacts;
-use super::edit::with_model;
+use super::edit::{with_member, with_model};
 use super::sse::{Event, EventKind, Scanner};
 use super::whole::stopping;
 use super::{Answer, End, Flow, Waited, failure, told, watched};
@@ -150,9 +150,7 @@ impl Stream<'_, '_> {
                         self.translate(&mut event, &facts)?;
                     } else {
                         hidden = self.listen(&mut event, &facts);
-                        if let Some(alias) = &self.flow.job.alias {
-                            event.edit(|json| with_model(json, &alias.json));
-                        }
+                        self.show(&mut event, &facts);
                     }
                     if let Some(usage) = facts.usage {
                         self.usage = Some(usage.into());
@@ -232,6 +230,24 @@ impl Stream<'_, '_> {
         let bytes = [&event.bytes[..data.start], &shown, &event.bytes[data.end..]];
         event.bytes = bytes.concat().into();
         !facts.tells
+    }
+
+    /// Puts the client's name for the model into a chunk, and beside the usage that the client
+    /// asked for how the answer came about.
+    fn show(&self, event: &mut Event, facts: &ChunkFacts) {
+        let job = self.flow.job;
+        if let Some(alias) = &job.alias {
+            event.edit(|json| with_model(json, &alias.json));
+        }
+        let usage = facts.usage.filter(|_| facts.no_choices);
+        let homing = usage.and_then(|usage| {
+            let asked = job.delivery == Delivery::StreamWithUsage;
+            let chosen = &self.answer.chosen;
+            asked.then(|| self.flow.homing(chosen, usage.into()))?
+        });
+        if let Some(homing) = homing {
+            event.edit(|json| with_member(json, "homing", &homing.to_string()));
+        }
     }
 
     /// More text is about to be relayed.
@@ -349,7 +365,8 @@ impl Stream<'_, '_> {
             return self.held.take().unwrap_or_default().freeze();
         };
         let mut out = Vec::new();
-        translation.end(&self.flow.end_of(usage), &mut out);
+        let end = self.flow.end_of(&self.answer.chosen, usage);
+        translation.end(&end, &mut out);
         out.into()
     }
 

@@ -4,22 +4,26 @@
 //! after the record is written. Until then a node that breaks off costs nothing but time.
 
 use bytes::{Bytes, BytesMut};
+use pingora::http::ResponseHeader;
+use pingora::protocols::http::ServerSession;
 use policies::price::Usage;
 use policies::retry::Outcome;
 
 use super::chunk::usage_of_whole;
-use super::edit::with_model;
-use super::{Answer, End, Flow, Waited, watched};
+use super::edit::{with_member, with_model};
+use super::{Answer, AnswerEnd, End, Flow, Waited, watched};
 use crate::ledger::Status;
 use crate::respond;
-use crate::upstream::outcome;
+use crate::turn::Stopping;
+use crate::upstream::{Exchange, outcome};
+use dialects::answer::{Malformed, Stored};
 use dialects::error::{ApiError, ErrorKind};
 
 /// Largest answer: far above any model's context in bytes, far below what hurts.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// What came of reading a body.
-pub(super) enum Body {
+pub(crate) enum Body {
     Whole(Bytes),
     Broken(Outcome, String),
     ClientGone,
@@ -28,11 +32,19 @@ pub(super) enum Body {
 
 /// Reads the rest of an answer.
 pub(super) async fn read(flow: &mut Flow<'_>, answer: &mut Answer) -> Body {
+    read_all(flow.client, &mut flow.stopping, &mut answer.exchange).await
+}
+
+/// Reads the rest of a node's answer for as long as its client waits.
+pub(crate) async fn read_all(
+    client: &mut ServerSession,
+    stopping: &mut Stopping<'_>,
+    exchange: &mut Exchange,
+) -> Body {
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
     loop {
-        let next = answer.exchange.next();
-        match watched(flow.client, &mut flow.stopping, next).await {
+        match watched(client, stopping, exchange.next()).await {
             Waited::Done(Ok(Some(chunk))) => {
                 if first.len().max(all.len()) + chunk.len() > ANSWER_BYTES_MAX {
                     let cause = format!("the answer is larger than {ANSWER_BYTES_MAX} bytes");
@@ -72,18 +84,13 @@ pub(super) async fn run(flow: &mut Flow<'_>, mut answer: Answer) -> End {
     }
     let reported = usage_of_whole(&body).map(Usage::from);
     let usage = reported.unwrap_or_else(|| flow.estimated(&answer, 0));
-    let mut stored = None;
-    if let Some(translation) = flow.translation {
-        let mut translation = translation.fresh();
-        match translation.whole(&body, &flow.end_of(usage)) {
-            Ok(translated) => body = translated.into(),
-            Err(error) => return End::Retry(Outcome::BadAnswer, error.to_string()),
-        }
-        stored = translation.stored();
-    } else if let Some(alias) = &flow.job.alias
-        && let Some(renamed) = with_model(&body, &alias.json)
-    {
-        body = renamed.into();
+    let end = flow.end_of(&answer.chosen, usage);
+    let (shown, stored) = match shown(flow, &body, &end) {
+        Ok(shown) => shown,
+        Err(error) => return End::Retry(Outcome::BadAnswer, error.to_string()),
+    };
+    if let Some(shown) = shown {
+        body = shown.into();
     }
     flow.ctx.line.ttft_ms = Some(flow.ctx.elapsed_ms());
     if let Err(error) = flow.settle(Status::Complete, usage) {
@@ -92,7 +99,7 @@ pub(super) async fn run(flow: &mut Flow<'_>, mut answer: Answer) -> End {
     flow.keep(stored).await;
     flow.learn(&answer, reported);
     answer.load = None;
-    let head = match flow.head(&answer.chosen, "application/json", Some(body.len())) {
+    let head = match head(flow, &answer, (usage, body.len())) {
         Ok(head) => head,
         Err(error) => {
             let refused =
@@ -108,6 +115,37 @@ pub(super) async fn run(flow: &mut Flow<'_>, mut answer: Answer) -> End {
         Ok(()) => End::Answered,
         Err(_) => End::ClientGone,
     }
+}
+
+/// What the client reads in place of the node's words, if that differs, and what is kept of it.
+type Shown = (Option<Vec<u8>>, Option<Stored>);
+
+fn shown(flow: &Flow<'_>, body: &[u8], end: &AnswerEnd) -> Result<Shown, Malformed> {
+    if let Some(translation) = flow.translation {
+        let mut translation = translation.fresh();
+        let translated = translation.whole(body, end)?;
+        return Ok((Some(translated), translation.stored()));
+    }
+    let alias = flow.job.alias.as_ref();
+    let renamed = alias.and_then(|alias| with_model(body, &alias.json));
+    let explained = end.homing.as_ref().and_then(|homing| {
+        let body = renamed.as_deref().unwrap_or(body);
+        with_member(body, "homing", &homing.to_string())
+    });
+    Ok((explained.or(renamed), None))
+}
+
+/// The head of a whole answer: the bill is known before it goes out.
+fn head(
+    flow: &Flow<'_>,
+    answer: &Answer,
+    (usage, length): (Usage, usize),
+) -> pingora::Result<ResponseHeader> {
+    let mut head = flow.head(&answer.chosen, "application/json", Some(length))?;
+    head.insert_header("x-homing-cached-tokens", usage.cached.to_string())?;
+    let cost = flow.cost_nano_usd(&usage).to_string();
+    head.insert_header("x-homing-cost-nano-usd", cost)?;
+    Ok(head)
 }
 
 /// The gateway's grace period is over.

@@ -22,6 +22,8 @@ pub fn fingerprint(prompt: &PromptInput) -> u64 {
         PromptInput::Text(text) => {
             hasher.update(&text.as_bytes()[..text.len().min(TEXT_BYTES)]);
         }
+        // No conversation; all of a tenant's are one session.
+        PromptInput::Vectors { .. } => {}
         PromptInput::Chat(chat) => {
             for message in &chat.messages {
                 feed(&mut hasher, message);

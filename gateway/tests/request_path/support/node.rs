@@ -112,6 +112,11 @@ impl Node {
         self.state.scripts.lock().expect("no panic").push_back(acts);
     }
 
+    /// Takes back the answers that were not given.
+    pub(crate) fn unscript(&self) {
+        self.state.scripts.lock().expect("no panic").clear();
+    }
+
     /// Every POST so far.
     pub(crate) fn received(&self) -> Vec<Received> {
         self.state.received.lock().expect("no panic").clone()
