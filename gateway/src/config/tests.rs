@@ -53,46 +53,6 @@ fn every_refusal_names_its_key() {
             "[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1:1\"\nevents = \"127.0.0.1:2\"",
             Err("nodes[0].events"),
         ),
-        (
-            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"a-*\"\nmodel = \"m\"\ntenants = [\"t\"]",
-            Ok(()),
-        ),
-        (
-            "[[models]]\nid = \"m\"\n[[models]]\nid = \"n\"\n[[aliases]]\nname = \"a\"\nmodel = \"x\"",
-            Err("`aliases[0].model` is x; allowed: the id of a model in [[models]]: m, n"),
-        ),
-        (
-            "[[aliases]]\nname = \"a\"\nmodel = \"x\"",
-            Err("[[models]] has none"),
-        ),
-        (
-            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"m\"\nmodel = \"m\"",
-            Err("`aliases[0].name` is m"),
-        ),
-        (
-            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"\"\nmodel = \"m\"",
-            Err("`aliases[0].name` is ; allowed: 1 to 256 bytes"),
-        ),
-        (
-            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"a\"\nmodel = \"m\"\n[[aliases]]\nname = \"a\"\nmodel = \"m\"",
-            Err("`aliases[1].name` is a; allowed: each name once"),
-        ),
-        (
-            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"a\"\nmodel = \"m\"\ntenants = [\"t\", \"u\"]\n[[aliases]]\nname = \"a\"\nmodel = \"m\"\ntenants = [\"u\"]",
-            Err("`aliases[1].name`"),
-        ),
-        (
-            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"a\"\nmodel = \"m\"\ntenants = []",
-            Err("`aliases[0].tenants`"),
-        ),
-        (
-            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"a\"\nmodel = \"m\"\ntenants = [\"a b\"]",
-            Err("`aliases[0].tenants` is a b"),
-        ),
-        (
-            "[[models]]\nid = \"m\"\n[[aliases]]\nname = \"a\"\nmodel = \"m\"\n[prices.a]\ninput_nano_usd_per_million = 1\ncached_input_nano_usd_per_million = 0\noutput_nano_usd_per_million = 0",
-            Err("`prices` is a"),
-        ),
         ("[limits]\nbody_bytes_max = 5", Err("limits.body_bytes_max")),
         ("[limits]\nqueue_wait_s = -1.0", Err("limits.queue_wait_s")),
         ("[limits]\nqueue_wait_s = nan", Err("limits.queue_wait_s")),
@@ -116,4 +76,50 @@ fn relative_paths_follow_the_file() {
         config.models[0].gguf.as_deref(),
         Some(Path::new("/etc/m.gguf"))
     );
+}
+
+#[test]
+fn every_refused_alias_is_told_why() {
+    let alias = |more: &str| format!("[[aliases]]\nname = \"a\"\nmodel = \"m\"\n{more}\n");
+    let named =
+        |name: &str, model: &str| format!("[[aliases]]\nname = \"{name}\"\nmodel = \"{model}\"\n");
+    let price = "[prices.a]\ninput_nano_usd_per_million = 1\ncached_input_nano_usd_per_million = 0\noutput_nano_usd_per_million = 0";
+    for (aliases, expected) in [
+        (
+            alias("tenants = [\"t\"]") + &alias("tenants = [\"u\"]") + &named("a-*", "m"),
+            Ok(()),
+        ),
+        (
+            named("a", "x"),
+            Err("`aliases[0].model` is x; allowed: the id of a model in [[models]]: m, n"),
+        ),
+        (named("m", "m"), Err("`aliases[0].name` is m")),
+        (
+            named("", "m"),
+            Err("`aliases[0].name` is ; allowed: 1 to 256 bytes"),
+        ),
+        (
+            alias("") + &alias(""),
+            Err("`aliases[1].name` is a; allowed: each name once"),
+        ),
+        (
+            alias("tenants = [\"t\", \"u\"]") + &alias("tenants = [\"u\"]"),
+            Err("`aliases[1].name`"),
+        ),
+        (alias("tenants = []"), Err("`aliases[0].tenants`")),
+        (
+            alias("tenants = [\"a b\"]"),
+            Err("`aliases[0].tenants` is a b"),
+        ),
+        (alias(price), Err("`prices` is a")),
+        (
+            named("x", "m").repeat(257),
+            Err("`aliases` is 257; allowed: at most 256"),
+        ),
+    ] {
+        let models = "[[models]]\nid = \"m\"\n[[models]]\nid = \"n\"\n";
+        check(&format!("{models}{aliases}"), expected);
+    }
+    let none = "[[aliases]]\nname = \"a\"\nmodel = \"x\"";
+    check(none, Err("[[models]] has none"));
 }

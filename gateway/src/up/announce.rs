@@ -38,6 +38,7 @@ pub(super) fn json(server: &Server, plan: &Plan, nodes: &Nodes, key: Option<&str
 pub(super) fn text(server: &Server, plan: &Plan, args: &UpArgs, key: Option<&str>) -> String {
     let url = format!("http://{}/v1", server.listen);
     let model = &plan.model;
+    let aliases = plan.aliases.join(", ");
     let data = args.data.display();
     // As it was called, so that the commands below can be pasted.
     let homing = std::env::args()
@@ -77,6 +78,7 @@ Homing is ready.  Ctrl-C stops it.
   API key   {shown}
             {note}
   model     {model}  ({nodes}, {threads} each)
+            also as {aliases}
   admin     {admin}/metrics  {admin}/admin/nodes
   bill      {homing} report --data {data} --by session
   logs      {data}/logs

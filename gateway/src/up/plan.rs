@@ -31,7 +31,7 @@ pub(super) struct Plan {
     pub(super) model: String,
     pub(super) threads: usize,
     pub(super) nodes: Vec<NodePlan>,
-    aliases: Vec<String>,
+    pub(super) aliases: Vec<String>,
     listen: SocketAddr,
     admin: SocketAddr,
     data: PathBuf,

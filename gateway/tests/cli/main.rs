@@ -52,6 +52,7 @@ fn help_names_every_command_and_option() {
             &["up", "--help"],
             &[
                 "--model",
+                "--alias",
                 "--nodes",
                 "--threads-per-node",
                 "--listen",
@@ -68,7 +69,7 @@ fn help_names_every_command_and_option() {
             &["report", "--help"],
             &[
                 "--data", "--tenant", "--from", "--to", "--by", "--format", "request", "session",
-                "csv",
+                "alias", "csv",
             ],
         ),
     ] {
