@@ -245,7 +245,7 @@ impl Answer<'_> {
             )
             + &place("response.output_item.done", json!({"item": item}))
             + &typed(json!({"type": last,
-                            "response": self.response(self.status(), &[item.clone()])}));
+                            "response": self.response(self.status(), std::slice::from_ref(&item))}));
         (head, word, tail)
     }
 }
