@@ -101,7 +101,7 @@ class Codex(Agent):
     """
 
     program, package = "codex", "@openai/codex"
-    dialects = ["responses"]
+    dialects = ["responses", "responses by WebSocket"]
     read_before = 0
 
     def configure(self):
@@ -119,6 +119,7 @@ name = "Homing"
 base_url = "{common.BASE_URL}"
 env_key = "HOMING_API_KEY"
 wire_api = "responses"
+supports_websockets = {"true" if "WebSocket" in self.dialect else "false"}
 ''',
         )
 
