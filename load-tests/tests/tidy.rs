@@ -38,7 +38,12 @@ const EDGES: &[(&str, &[&str])] = &[
     ("cache-index", &[]),
     ("cache-index/prompt", &[]),
     ("policies", &["cache-index"]),
-    ("gateway", &["cache-index", "prompt", "policies"]),
+    (
+        "gateway",
+        &["cache-index", "prompt", "policies", "dialects"],
+    ),
+    // Its tests make prompts of what it reads.
+    ("gateway/dialects", &["prompt"]),
     ("engine", &["cache-index", "prompt", "answer", "constrain"]),
     ("engine/answer", &[]),
     ("engine/constrain", &["answer"]),
@@ -52,6 +57,7 @@ const OWN_CRATES: &[&str] = &[
     "cache-index",
     "prompt",
     "policies",
+    "dialects",
     "homing-gateway",
     "gateway",
     "homing-engine",

@@ -1,8 +1,10 @@
 //! The APIs that agents speak, as pure functions over requests and events.
 //!
-//! [`Dialect::parse`] turns a body into a [`Turn`]: the few fields that the gateway acts on, the
-//! prompt as the chat template takes it, and the body for the node. A [`answer::Translation`] turns
-//! the node's answer back. Beside them: [`error`] (one table of errors, in each dialect's shape).
+//! [`chat()`], [`completions()`], [`messages::parse`] and [`responses::parse`] read a body into a
+//! [`Turn`]: the few fields that the gateway acts on, the prompt as the chat template takes it, and
+//! the body for the node. A [`answer::Translation`] turns the node's answer back. Beside them:
+//! [`error`] (one table of errors, in each dialect's shape), [`session`] (which conversation),
+//! [`normalise`] (one spelling of a prompt) and [`caching`] (what a request says about its cache).
 //! No IO, no clock, no configuration.
 
 pub mod answer;
