@@ -72,7 +72,7 @@ pub(crate) fn endpoint<'a>(method: &Method, path: &'a str) -> Result<Endpoint<'a
                 return Err(ApiError::new(
                     ErrorKind::UnknownUrl,
                     format!(
-                        "Unknown path {}. There are POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, POST /v1/messages, POST /v1/messages/count_tokens, POST /v1/embeddings, POST /tokenize, POST /detokenize, GET /v1/models and GET /health.",
+                        "Unknown path {}. There are POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, POST /v1/conversations, POST /v1/messages, POST /v1/messages/count_tokens, POST /v1/embeddings, POST /tokenize, POST /detokenize, GET /v1/models and GET /health.",
                         path.chars().take(128).collect::<String>()
                     ),
                 ));

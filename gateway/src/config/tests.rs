@@ -123,3 +123,22 @@ fn every_refused_alias_is_told_why() {
     let none = "[[aliases]]\nname = \"a\"\nmodel = \"x\"";
     check(none, Err("[[models]] has none"));
 }
+
+#[test]
+fn what_is_kept_of_responses_has_bounds() {
+    for (text, expected) in [
+        ("[responses]\nttl_s = 60\nrows_per_tenant = 5", Ok(())),
+        ("[responses]\nttl_s = 0", Err("responses.ttl_s")),
+        (
+            "[responses]\nrows_per_tenant = 0",
+            Err("responses.rows_per_tenant"),
+        ),
+        (
+            "[responses]\nbytes_per_tenant = 1",
+            Err("responses.bytes_per_tenant"),
+        ),
+        ("[responses]\nttl = 1", Err("unknown field `ttl`")),
+    ] {
+        check(text, expected);
+    }
+}

@@ -17,6 +17,7 @@ mod embeddings;
 mod encoding;
 mod full_disk;
 mod identity;
+mod kept;
 mod retry;
 mod sessions;
 mod shutdown;

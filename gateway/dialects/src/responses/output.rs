@@ -242,12 +242,13 @@ impl Output {
     }
 
     /// Nothing more comes: closes all, and tells the items with commas between them. An answer that
-    /// is complete and empty is an empty message, so that clients find one.
+    /// ended and is empty is an empty message, so that clients find one; one that never began is not.
     pub(super) fn end(&mut self, stage: &mut Stage<'_>) -> (Finish, Vec<u8>) {
+        let said = self.finish == Some(Finish::Complete);
         let finish = self.finish.unwrap_or(Finish::Complete);
         self.finish(stage, finish);
         let told = |item: &Vec<u8>| !item.is_empty();
-        if finish == Finish::Complete && !self.items.0.iter().any(told) {
+        if said && !self.items.0.iter().any(told) {
             self.say(stage, PartKind::Text, "", "");
             self.close_text(stage, finish);
         }
