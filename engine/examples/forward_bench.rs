@@ -83,7 +83,7 @@ fn mixed(model: &mut Model) -> Result<(), Box<dyn Error>> {
     println!("milliseconds of a pass, best / median of {PASSES}");
     println!("decodes  chunk     at 0          at 2,048      at 4,096");
     for decodes in [0, 1, 8, 16] {
-        for chunk in [0, 16, 32, 64, 128, 512] {
+        for chunk in [0, 4, 8, 9, 10, 11, 12, 16, 24, 32, 64, 128, 512] {
             if decodes + chunk == 0 {
                 continue;
             }
