@@ -126,6 +126,10 @@ pub(crate) async fn watched<T>(
         _ = client.read_body_or_idle(true) => {}
         () = stopping.as_mut() => return Waited::Stopping,
     }
+    if client.as_http1().is_none() {
+        // Not a socket of its own, which could be closed on one side only: it is gone.
+        return Waited::ClientGone;
+    }
     loop {
         tokio::select! {
             biased;

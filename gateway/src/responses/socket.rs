@@ -310,7 +310,7 @@ impl Socket<'_> {
             loop {
                 tokio::select! {
                     biased;
-                    Some(task) = written.recv() => {
+                    Some(task) = written.recv(), if present.is_some() => {
                         if self.pass(&mut answer, task).await.is_break() {
                             present = None;
                         }
@@ -321,6 +321,11 @@ impl Socket<'_> {
                             present = None;
                         }
                     }
+                }
+                if present.is_none() {
+                    // The turn's next write fails: nobody pays for what nobody reads.
+                    written.close();
+                    while written.try_recv().is_ok() {}
                 }
             }
         };

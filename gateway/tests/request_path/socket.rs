@@ -346,6 +346,36 @@ fn a_client_that_leaves_in_a_turn_pays_for_what_it_had() {
     gateway.assert_idle();
 }
 
+/// Would catch a turn that runs on because its node never pauses long enough to look around.
+#[test]
+fn a_client_that_leaves_a_node_in_full_flow_pays_for_what_it_had() {
+    let node = Node::start();
+    let gateway = Gateway::start(&[&node]);
+    let mut script = vec![Act::Send(stream_head())];
+    for _ in 0..2000 {
+        script.push(Act::Send(chunk(
+            format!("data: {}\n\n", delta("x")).as_bytes(),
+        )));
+        script.push(Act::Pause(Duration::from_millis(5)));
+    }
+    node.script(script);
+    let mut client = Client::open(&gateway);
+    client.ask(json!({"input": "hi"}));
+    while client.event()["type"] != "response.output_text.delta" {}
+    drop(client);
+    let left = Instant::now();
+    eventually("the node's connection is closed", || {
+        !node.hang_ups().is_empty()
+    });
+    let took = left.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    eventually("a record", || gateway.rows().len() == 1);
+    let row = &gateway.rows()[0];
+    assert_eq!(row["status"], "cancelled");
+    assert!(row["output_tokens"].as_u64().unwrap() < 600, "{row}");
+    gateway.assert_idle();
+}
+
 #[test]
 fn a_gateway_that_stops_closes_its_connections() {
     let node = Node::start();
