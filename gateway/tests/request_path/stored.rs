@@ -382,6 +382,34 @@ fn a_conversation_grows_by_its_turns() {
 }
 
 #[test]
+fn items_with_one_id_are_all_kept() {
+    let node = Node::start();
+    let gateway = Gateway::start(&[&node]);
+    let said =
+        |text: &str| json!([{"type": "message", "id": "msg_1", "role": "user", "content": text}]);
+    let twice = json!([{"id": "a", "role": "user", "content": "one"},
+        {"id": "a", "role": "user", "content": "two"}]);
+    let talk = post(&gateway, "/v1/conversations", &json!({"items": twice})).json();
+    for text in ["three", "four"] {
+        let mut body = turn("", json!({"conversation": talk["id"]}));
+        body["input"] = said(text);
+        assert_eq!(respond(&gateway, &body).status, 200);
+    }
+    let path = format!(
+        "/v1/conversations/{}/items?order=asc",
+        talk["id"].as_str().unwrap()
+    );
+    let list = get(&gateway, &path).json();
+    let texts: Vec<_> = list["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["content"][0]["text"].as_str().unwrap())
+        .collect();
+    assert_eq!(texts, ["one", "two", "three", "ok", "four", "ok"]);
+}
+
+#[test]
 fn two_turns_never_write_one_conversation_at_once() {
     let node = Node::start();
     let gateway = Gateway::start(&[&node]);

@@ -68,7 +68,8 @@ pub fn kept_items(items: Vec<Value>, seed: &str) -> Result<Vec<Value>, ApiError>
     items.into_iter().enumerate().map(keep).collect()
 }
 
-/// A sound item in its kept form. An id that the client gave stays.
+/// A sound item in its kept form. An id of ours stays, since it names an item of an earlier answer; a
+/// client's own is replaced: two items may have the same, and one of them would be lost.
 pub(super) fn keep(item: Value, id: impl FnOnce(&str) -> String) -> Value {
     let Value::Object(mut given) = item else {
         return item;
@@ -78,7 +79,7 @@ pub(super) fn keep(item: Value, id: impl FnOnce(&str) -> String) -> Value {
         _ => "message".to_owned(),
     };
     let id = match given.remove("id") {
-        Some(Value::String(id)) if !id.is_empty() => id,
+        Some(Value::String(id)) if response_of(&id).is_some() => id,
         _ => id(prefix(&kind)),
     };
     let mut kept = Map::with_capacity(given.len() + 3);
