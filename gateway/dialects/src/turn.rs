@@ -113,7 +113,7 @@ impl Turn<'_> {
         } else {
             r#"{"include_usage":true}"#
         };
-        let model = quoted(params.model);
+        let model = json(params.model);
         let mut set: Vec<(&str, &str)> = vec![("cache_salt", &salt)];
         if self.delivery != Delivery::Whole {
             set.push(("stream_options", options));
@@ -181,10 +181,6 @@ pub(crate) fn only_gateways_say(field: &str) -> bool {
         field,
         "kv_transfer_params" | "prompt_token_ids" | "cache_salt" | "request_id"
     ) || field.starts_with("bootstrap_")
-}
-
-fn quoted(text: &str) -> String {
-    json(text)
 }
 
 fn json(value: &(impl serde::Serialize + ?Sized)) -> String {
