@@ -47,7 +47,12 @@ const EDGES: &[(&str, &[&str])] = &[
     ("engine", &["cache-index", "prompt", "answer", "constrain"]),
     ("engine/answer", &[]),
     ("engine/constrain", &["answer"]),
-    ("load-tests", &["cache-index", "prompt", "policies"]),
+    (
+        "load-tests",
+        &["cache-index", "prompt", "policies", "simulate"],
+    ),
+    // Pure: no IO, no clock of its own.
+    ("load-tests/simulate", &["cache-index", "policies"]),
     // A workspace of its own (its peers' dependencies are not the product's), yet the same rule.
     ("load-tests/peers", &["cache-index"]),
 ];
@@ -58,6 +63,7 @@ const OWN_CRATES: &[&str] = &[
     "prompt",
     "policies",
     "dialects",
+    "simulate",
     "homing-gateway",
     "gateway",
     "homing-engine",

@@ -1,0 +1,10 @@
+//! How would a fleet fare under this policy? Traces, modelled nodes and routing policies on a
+//! virtual clock.
+//!
+//! [`engine`] models a node (queue, prefill, decode, KV pool) on a clock that its caller moves;
+//! [`router`] is what a policy sees and answers. The product's own router is made of the real
+//! `policies` and `cache-index`; the others are baselines. Pure: no IO but what a caller passes
+//! in, no clock, no threads.
+
+pub mod engine;
+pub mod router;
