@@ -77,6 +77,28 @@ pub struct Terms {
 }
 
 impl Terms {
+    /// Each with its name, for whoever has to show or write them all.
+    pub fn named(&self) -> [(&'static str, f64); 7] {
+        let Self {
+            round_trip_ms,
+            queue_ms,
+            prefill_ms,
+            pool_ms,
+            decode_ms,
+            fetch_ms,
+            session_ms,
+        } = *self;
+        [
+            ("round_trip_ms", round_trip_ms),
+            ("queue_ms", queue_ms),
+            ("prefill_ms", prefill_ms),
+            ("pool_ms", pool_ms),
+            ("decode_ms", decode_ms),
+            ("fetch_ms", fetch_ms),
+            ("session_ms", session_ms),
+        ]
+    }
+
     /// Their sum.
     pub fn total_ms(&self) -> f64 {
         self.round_trip_ms
