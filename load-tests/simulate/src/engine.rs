@@ -1,5 +1,142 @@
 //! How would a node spend its time? A model of one, on a clock that its caller moves.
+//!
+//! A node computes one prompt at a time, first come first served, in chunks; all answers under way
+//! advance together, one token a step, and a step that also computes a chunk takes that much
+//! longer. One pool of blocks holds what running requests need (pinned) and, in what is left, the
+//! blocks of earlier prompts (see [`pool`]). A prompt starts when the pool can take it and its
+//! answer; until then it and all behind it wait.
+//!
+//! The same type serves the simulator's virtual clock and a simulated node in real time: the
+//! caller asks [`Node::next_ms`] when something will happen and calls [`Node::advance`] then, or
+//! later. Left out on purpose: preemption, batches of several prompts, other orders than first come
+//! first served, and speculation. The place for slower tiers is `Prefill::transfer_ms`: blocks that
+//! come from a host or a shared store cost time there before the first chunk.
 
-/// One modelled node.
-#[derive(Debug)]
-pub struct Node {}
+mod look;
+mod node;
+pub(crate) mod pool;
+
+use std::sync::Arc;
+
+pub use node::Node;
+
+/// How fast a node is. The defaults are about those of a 70B-class model on eight GPUs: assumed,
+/// not measured, so compare policies with them and never quote the milliseconds.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Params {
+    /// Tokens in one block of the pool.
+    pub block_tokens: u32,
+    /// Prefill of the first tokens of a prompt, tokens a second.
+    pub prefill_tokens_per_s: f64,
+    /// After so many tokens of context a prefilled token costs twice as much.
+    pub context_doubling_tokens: f64,
+    /// Prompt tokens that one step computes.
+    pub chunk_tokens: f64,
+    /// A step with nothing in it, ms.
+    pub step_ms: f64,
+    /// What each answer under way adds to a step, ms.
+    pub step_ms_per_answer: f64,
+    /// What each token of context of an answer under way adds to a step, ms.
+    pub step_ms_per_context_token: f64,
+    /// Answers under way at once, at most.
+    pub batch_max: usize,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            block_tokens: 512,
+            prefill_tokens_per_s: 20_000.0,
+            context_doubling_tokens: 100_000.0,
+            chunk_tokens: 2048.0,
+            step_ms: 12.0,
+            step_ms_per_answer: 0.08,
+            step_ms_per_context_token: 1.5e-5,
+            batch_max: 256,
+        }
+    }
+}
+
+impl Params {
+    /// Milliseconds that one prompt token costs behind this many tokens of context.
+    pub fn token_ms(&self, context_tokens: f64) -> f64 {
+        1000.0 / self.prefill_tokens_per_s * (1.0 + context_tokens / self.context_doubling_tokens)
+    }
+
+    /// Milliseconds to compute a prompt of which `cached` tokens are held, on an idle node.
+    pub fn prefill_ms(&self, prompt_tokens: f64, cached_tokens: f64) -> f64 {
+        (prompt_tokens - cached_tokens) * self.token_ms((prompt_tokens + cached_tokens) / 2.0)
+    }
+
+    /// Tokens of a prompt that this many held blocks save: the last token is always computed.
+    pub fn cached_tokens(&self, blocks: usize, prompt_tokens: u32) -> u32 {
+        (blocks as u32 * self.block_tokens).min(prompt_tokens.saturating_sub(1))
+    }
+
+    /// Blocks that an answer of this many tokens may need.
+    pub fn answer_blocks(&self, output_tokens: u32) -> usize {
+        (output_tokens / self.block_tokens) as usize + 1
+    }
+
+    /// The least that this prompt's first token takes, with these tokens held and the node idle.
+    pub fn floor_ms(&self, prompt_tokens: u32, cached_tokens: u32) -> f64 {
+        let chunk_ms = self.chunk_tokens * 1000.0 / self.prefill_tokens_per_s;
+        self.prefill_ms(f64::from(prompt_tokens), f64::from(cached_tokens))
+            * (1.0 + self.step_ms / chunk_ms)
+            + self.step_ms
+    }
+}
+
+/// One request as a node sees it.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Its number; a node holds no two with the same.
+    pub id: u32,
+    /// The full blocks of the prompt, each named uniquely by its whole prefix.
+    pub blocks: Arc<[u32]>,
+    /// All tokens of the prompt, at least one.
+    pub prompt_tokens: u32,
+    /// Tokens of the answer, at least one.
+    pub output_tokens: u32,
+}
+
+/// What a node has done, in the order in which it did it.
+#[derive(Clone, Debug)]
+pub enum Happened {
+    /// The first token of an answer has left the node.
+    FirstToken {
+        /// When.
+        at_ms: f64,
+        /// Whose.
+        id: u32,
+        /// Tokens of the prompt that were held when its prefill started.
+        cached_tokens: u32,
+    },
+    /// An answer is complete.
+    Finished {
+        /// When.
+        at_ms: f64,
+        /// Whose.
+        id: u32,
+        /// Its tokens.
+        output_tokens: u32,
+    },
+    /// The pool has taken in `path[from..to]`; `path[..from]` was there.
+    Stored {
+        /// When.
+        at_ms: f64,
+        /// The whole path of the prompt.
+        path: Arc<[u32]>,
+        /// The first new block's place in it.
+        from: usize,
+        /// One past the last; less than the path is long only where the pool is smaller.
+        to: usize,
+    },
+    /// The pool has let go of these.
+    Removed {
+        /// When.
+        at_ms: f64,
+        /// Which, in order.
+        blocks: Vec<u32>,
+    },
+}

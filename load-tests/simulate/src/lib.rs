@@ -5,6 +5,12 @@
 //! [`router`] is what a policy sees and answers. The product's own router is made of the real
 //! `policies` and `cache-index`; the others are baselines. Pure: no IO but what a caller passes
 //! in, no clock, no threads.
+//!
+//! A run: a [`trace`] and a [`scenario`] give requests, [`fleet`] plays them.
 
 pub mod engine;
+pub mod fleet;
+pub mod random;
 pub mod router;
+pub mod scenario;
+pub mod trace;

@@ -1,0 +1,94 @@
+//! What is simulated? A fleet, who asks it, and which part of the time counts.
+
+use crate::engine::{Node, Params};
+
+/// The nodes of a run; what a router is built from.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Fleet {
+    /// How fast each node is.
+    pub params: Params,
+    /// How many there are.
+    pub nodes: usize,
+    /// Blocks in each pool.
+    pub capacity: usize,
+    /// Regions; the nodes are dealt out in order, evenly.
+    pub regions: usize,
+    /// Round trips between different regions, ms, see [`Fleet::round_trip_ms`].
+    pub round_trips_ms: Vec<f64>,
+    /// For what a router draws by chance.
+    pub seed: u64,
+}
+
+impl Fleet {
+    /// The region of a node.
+    pub fn region_of(&self, node: usize) -> usize {
+        node * self.regions / self.nodes
+    }
+
+    /// From a client's region to a node's and back, ms. With three round trips: between 0 and 1,
+    /// 0 and 2, 1 and 2.
+    pub fn round_trip_ms(&self, from: usize, to: usize) -> f64 {
+        if from == to || self.round_trips_ms.is_empty() {
+            return 0.0;
+        }
+        self.round_trips_ms[(from + to - 1) % self.round_trips_ms.len()]
+    }
+
+    /// The nodes themselves, idle.
+    pub fn build(&self) -> Vec<Node> {
+        (0..self.nodes)
+            .map(|n| Node::new(self.params, self.capacity).in_region(self.region_of(n)))
+            .collect()
+    }
+}
+
+/// Who asks.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Load {
+    /// Closed loop: so many users, each with one session at a time; a user comes back with another
+    /// one after its end.
+    Users(usize),
+    /// Open loop: the trace's own times.
+    Copies {
+        /// So many copies of it side by side, with private prefixes of their own.
+        copies: usize,
+        /// So many times faster.
+        speed: f64,
+    },
+}
+
+/// Which part of a trace is played: a policy is tuned on one and reported on another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Slice {
+    /// Four fifths of the sessions (closed loop) or the first two thirds of the time (open loop).
+    Dev,
+    /// The rest.
+    Held,
+    /// Everything.
+    All,
+}
+
+/// One run, apart from its trace and its policy.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Scenario {
+    /// The nodes.
+    pub fleet: Fleet,
+    /// Who asks.
+    pub load: Load,
+    /// Which part of the trace.
+    pub slice: Slice,
+    /// The seed of users and arrivals.
+    pub seed: u64,
+    /// The end, ms. A request without a first token then counts with the time it has waited.
+    pub horizon_ms: f64,
+    /// Requests that come before this do not count, ms.
+    pub warm_ms: f64,
+    /// How the users spread over the regions.
+    pub region_weights: Vec<f64>,
+    /// The share of sessions that roam: three requests in ten come from another region.
+    pub roam: f64,
+    /// Longer pauses of a user are cut to this, ms.
+    pub think_ms_max: f64,
+    /// Open loop: each session starts up to so much later, ms.
+    pub jitter_ms: f64,
+}
