@@ -23,6 +23,7 @@ pub mod http;
 pub mod http_bench;
 pub mod measure;
 mod node_http;
+pub mod policy;
 pub mod process;
 pub mod report;
 pub mod scripted_node;

@@ -13,7 +13,7 @@ use load_tests::error::LoadError;
 use load_tests::report::Report;
 use load_tests::{
     agent, answers, clients, constrain_bench, echo_node, engine_bench, fairness_bench,
-    gateway_bench, http_bench, scripted_node, soak,
+    gateway_bench, http_bench, policy, scripted_node, soak,
 };
 use serde::Serialize;
 
@@ -38,6 +38,8 @@ enum Tool {
     HttpBench(http_bench::Args),
     /// Thousands of requests of every kind; at the end a node must have everything back
     Soak(soak::Args),
+    /// The product's routing policies for an outside simulator: JSON lines on stdin and stdout
+    Policy(policy::Args),
     /// SDKs, frameworks and coding agents, each through a conversation with tools
     #[command(hide = true)]
     Clients(clients::Args),
@@ -122,6 +124,7 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
                 faults => Err(LoadError::program("the soak", faults.join("; "))),
             }
         }
+        Tool::Policy(args) => policy::run(&args),
         Tool::Clients(args) => {
             let clients = clients::run(&args).await?;
             show(&clients.table(), &clients, args.json.as_deref())?;
