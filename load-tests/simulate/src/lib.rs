@@ -10,6 +10,7 @@
 
 pub mod engine;
 pub mod fleet;
+pub mod homing;
 pub mod random;
 pub mod router;
 pub mod scenario;
