@@ -1,8 +1,10 @@
 //! What can an operator ask the gateway?
 //!
 //! `/metrics` (Prometheus text), `/health` (200 while at least one node takes requests and the
-//! gateway is not leaving) and `/admin/nodes` (JSON: how each node is and what it is believed to
-//! hold), on a listener of their own, so that no client's port ever answers them. Read only.
+//! gateway is not leaving), `/admin/nodes` (JSON: how each node is and what it is believed to
+//! hold) and `/admin/decisions` (JSON: why the last turns went where they went; one of them behind
+//! a `/` and its request id), on a listener of their own, so that no client's port ever answers
+//! them. Read only.
 //!
 //! Left out on purpose: authentication. The address is loopback unless the operator says otherwise,
 //! and nothing here is secret to the machine's own users; prompts and keys are not shown.
@@ -23,6 +25,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
+use crate::decisions::Decisions;
 use crate::fleet::{Fleet, Node};
 use crate::metrics::Metrics;
 use crate::tasks::{Drain, Phase, Tasks};
@@ -39,6 +42,8 @@ pub struct Admin {
     pub fleet: Arc<Fleet>,
     /// The counters.
     pub metrics: Arc<Metrics>,
+    /// Why turns went where they went.
+    pub(crate) decisions: Arc<Decisions>,
     /// Whether the gateway is leaving.
     pub drain: Drain,
 }
@@ -92,11 +97,41 @@ fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
             let rows: Vec<Value> = nodes.iter().map(|node| row(&admin.fleet, node)).collect();
             as_json(StatusCode::OK, &json!({ "nodes": rows }))
         }
-        _ => text(
-            StatusCode::NOT_FOUND,
-            "there are /metrics, /health and /admin/nodes\n",
-        ),
+        path => decisions(admin, path, request.uri().query()).unwrap_or_else(|| {
+            text(
+                StatusCode::NOT_FOUND,
+                "there are /metrics, /health, /admin/nodes, /admin/decisions and /admin/decisions/REQUEST-ID\n",
+            )
+        }),
     }
+}
+
+/// The last decisions, or those of one request; none for another path.
+fn decisions(admin: &Admin, path: &str, query: Option<&str>) -> Option<Response<Full<Bytes>>> {
+    /// Decisions in one answer where the query does not say.
+    const SHOWN: usize = 20;
+    let rest = path.strip_prefix("/admin/decisions")?;
+    let found = match rest.strip_prefix('/') {
+        None if rest.is_empty() => {
+            let pairs = query.unwrap_or_default().split('&');
+            let mut limits = pairs.filter_map(|pair| pair.strip_prefix("limit="));
+            let limit = limits.next().map_or(Ok(SHOWN), str::parse);
+            let Ok(limit) = limit else {
+                let message = "limit is how many of the last decisions are wanted: a number\n";
+                return Some(text(StatusCode::BAD_REQUEST, message));
+            };
+            admin.decisions.recent(limit)
+        }
+        Some(id) if !id.is_empty() => admin.decisions.find(id),
+        _ => return None,
+    };
+    let status = if found.is_empty() && !rest.is_empty() {
+        StatusCode::NOT_FOUND
+    } else {
+        StatusCode::OK
+    };
+    let found: Vec<_> = found.iter().map(|decided| &**decided).collect();
+    Some(as_json(status, &json!({ "decisions": found })))
 }
 
 fn health(admin: &Admin) -> Response<Full<Bytes>> {

@@ -5,6 +5,7 @@
 //! code they bound. Secrets are never in this file: it names the files that hold them.
 
 mod aliases;
+mod decisions;
 mod file;
 mod responses;
 mod sessions;
@@ -48,6 +49,8 @@ pub struct Config {
     pub policy: PolicyConfig,
     /// What is kept of responses.
     pub responses: ResponsesConfig,
+    /// Most bytes of the log of decisions; 0 keeps none.
+    pub decisions_bytes_max: u64,
     /// How sessions are found.
     pub sessions: Table,
     /// Which spellings of a prompt are made one.

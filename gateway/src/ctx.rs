@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use dialects::error::Shape;
 use uuid::Uuid;
 
+use crate::decisions::Routed;
 use crate::ledger::unix_ms;
 use crate::metrics::{GaugeGuard, Metrics};
 use crate::responses::Local;
@@ -36,6 +37,8 @@ pub struct Ctx {
     pub(crate) answer: Wanted,
     /// What the log line says.
     pub(crate) line: Line,
+    /// How it was routed; none where it did not get so far.
+    pub(crate) routed: Option<Routed>,
     _in_flight: GaugeGuard,
 }
 
@@ -94,6 +97,7 @@ impl Ctx {
             local: None,
             answer: Wanted::Answer,
             line: Line::default(),
+            routed: None,
             _in_flight: GaugeGuard::new(&metrics.in_flight),
         }
     }

@@ -27,6 +27,7 @@ pub mod up;
 mod admit;
 mod aliases;
 mod ctx;
+mod decisions;
 mod endpoint;
 mod identify;
 mod models;

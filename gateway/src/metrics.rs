@@ -24,6 +24,8 @@ enum Name {
     PromptBlocks,
     Answers,
     Routes,
+    Credit,
+    DecisionsLeftOut,
 }
 
 impl Name {
@@ -69,6 +71,14 @@ impl Name {
                 "Answers whose tokens a node reported, by whether a next turn can repeat them",
             ),
             Self::Routes => ("homing_routes_total", "Decisions by node and reason"),
+            Self::Credit => (
+                "homing_cache_credit_tokens_total",
+                "Prompt tokens by node: expected in its cache, found there, and the part of each that the other lacks",
+            ),
+            Self::DecisionsLeftOut => (
+                "homing_decisions_left_out_total",
+                "Decisions that the log could not take",
+            ),
         }
     }
 
@@ -97,7 +107,7 @@ pub struct Metrics {
     /// By the node that failed.
     pub(crate) retries: IntCounterVec,
     /// |expected − real| cached tokens.
-    pub(crate) prediction_error: Histogram,
+    prediction_error: Histogram,
     /// By node.
     pub(crate) prompt_mismatch: IntCounterVec,
     /// Answers without usage.
@@ -108,6 +118,10 @@ pub struct Metrics {
     pub(crate) answers: IntCounterVec,
     /// By node and reason.
     pub(crate) routes: IntCounterVec,
+    /// By node and what (expected, found, missing, unexpected).
+    credit: IntCounterVec,
+    /// Decisions missing in the log.
+    pub(crate) decisions_left_out: IntCounter,
 }
 
 /// 1 ms to about 2 minutes, doubling: TTFT spans a cache hit on a GPU and a long prefill on a CPU.
@@ -146,6 +160,8 @@ impl Metrics {
         registry.register(Box::new(prediction_error.clone()))?;
         let usage_missing = IntCounter::with_opts(Name::UsageMissing.opts())?;
         registry.register(Box::new(usage_missing.clone()))?;
+        let decisions_left_out = IntCounter::with_opts(Name::DecisionsLeftOut.opts())?;
+        registry.register(Box::new(decisions_left_out.clone()))?;
         Ok(Self {
             requests: counters(Name::Requests, &["endpoint", "status"])?,
             tokens: counters(Name::Tokens, &["model", "class"])?,
@@ -160,8 +176,25 @@ impl Metrics {
             prompt_blocks: counters(Name::PromptBlocks, &["known"])?,
             answers: counters(Name::Answers, &["remembered"])?,
             routes: counters(Name::Routes, &["node", "reason"])?,
+            credit: counters(Name::Credit, &["node", "what"])?,
+            decisions_left_out,
             registry,
         })
+    }
+
+    /// What was expected to be cached at a node, beside what was.
+    pub(crate) fn predicted(&self, node: &str, expected: u64, found: u64) {
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52 tokens")]
+        self.prediction_error
+            .observe(expected.abs_diff(found) as f64);
+        for (what, tokens) in [
+            ("expected", expected),
+            ("found", found),
+            ("missing", expected.saturating_sub(found)),
+            ("unexpected", found.saturating_sub(expected)),
+        ] {
+            self.credit.with_label_values(&[node, what]).inc_by(tokens);
+        }
     }
 
     /// The registry, for other modules' metrics.

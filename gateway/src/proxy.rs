@@ -21,6 +21,7 @@ use crate::admit::Gates;
 use crate::aliases::Aliases;
 use crate::config::Config;
 use crate::ctx::Ctx;
+use crate::decisions::{Decided, Decisions};
 use crate::endpoint::{Endpoint, endpoint, shape};
 use crate::fleet::Fleet;
 use crate::ledger::Ledger;
@@ -64,6 +65,8 @@ pub struct GatewayParts {
     pub prompts: Prompts,
     /// Stored responses and conversations.
     pub(crate) responses: Arc<Responses>,
+    /// Why turns went where they went.
+    pub(crate) decisions: Arc<Decisions>,
 }
 
 /// One gateway.
@@ -76,6 +79,7 @@ pub struct Gateway {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) prompts: Prompts,
     pub(crate) responses: Arc<Responses>,
+    pub(crate) decisions: Arc<Decisions>,
     pub(crate) aliases: Aliases,
     pub(crate) salts: Salts,
     pub(crate) gates: Gates,
@@ -99,6 +103,7 @@ impl Gateway {
             metrics,
             prompts,
             responses,
+            decisions,
         } = parts;
         Self {
             aliases: Aliases::new(&config.aliases),
@@ -120,6 +125,7 @@ impl Gateway {
             metrics,
             prompts,
             responses,
+            decisions,
         }
     }
 
@@ -190,8 +196,8 @@ impl Gateway {
         turn::run(self, client, ctx, dialect).await
     }
 
-    /// A request has ended: the one log line, and what is counted.
-    pub(crate) fn note(&self, ctx: &Ctx) {
+    /// A request has ended: the one log line, what is counted, and why it went where it went.
+    pub(crate) fn note(&self, ctx: &mut Ctx) {
         let status = ctx.status.to_string();
         self.metrics
             .requests
@@ -203,6 +209,9 @@ impl Gateway {
             .with_label_values(&[ctx.endpoint])
             .observe(seconds);
         ctx.log();
+        if let Some(routed) = ctx.routed.take() {
+            self.decisions.note(Decided::of(ctx, &routed));
+        }
     }
 
     /// Well as long as it takes requests; whether nodes are well is in the admin interface.

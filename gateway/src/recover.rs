@@ -3,13 +3,14 @@
 //! Choose a node, count the load, send, relay; when that fails before the client has seen a byte,
 //! ask the retry policy and try elsewhere. Ends with the record settled in every case.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use cache_index::ids::NodeId;
 use policies::price::Usage;
 use policies::retry::{Attempts, Outcome, RetryParams, Verdict, after_failure};
 
+use crate::decisions::Routed;
 use crate::fleet::Node;
 use crate::ledger::Status;
 use crate::relay::{Answer, End, Flow, Heard, Refusal, Waited, failure, relay, watched};
@@ -209,6 +210,19 @@ fn note(flow: &mut Flow<'_>, chosen: &Chosen) {
     id.clone_into(&mut flow.ctx.line.node);
     flow.ctx.line.route = reason;
     flow.ctx.line.expected_cached = chosen.decision.expected_cached_tokens;
+    let job = flow.job;
+    flow.ctx
+        .routed
+        .get_or_insert_with(|| Routed {
+            session: job.session.id.key.0,
+            prompt_tokens: job.prompt.tokens,
+            exact: job.prompt.exact,
+            output_tokens_expected: job.output_tokens_expected,
+            blocks: Routed::log_blocks(&job.prompt.chain.hashes),
+            decisions: Vec::new(),
+        })
+        .decisions
+        .push(Arc::clone(&chosen.decision));
     flow.gateway
         .metrics
         .routes

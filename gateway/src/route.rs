@@ -18,7 +18,7 @@ use dialects::error::{ApiError, ErrorKind};
 /// A node and why it was chosen.
 pub(crate) struct Chosen {
     pub(crate) node: Arc<Node>,
-    pub(crate) decision: Decision,
+    pub(crate) decision: Arc<Decision>,
 }
 
 /// What a choice depends on besides the fleet.
@@ -77,7 +77,7 @@ pub(crate) fn choose(
     match nodes.iter().find(|node| node.id == decision.node) {
         Some(node) => Ok(Chosen {
             node: Arc::clone(node),
-            decision,
+            decision: Arc::new(decision),
         }),
         None => Err(ApiError::new(
             ErrorKind::Internal,

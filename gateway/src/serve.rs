@@ -12,7 +12,7 @@
 //! 2. *stopping*: what is left of requests tells its client and settles as `cut`; background tasks
 //!    end (with `homing up`: the nodes, too).
 //! 3. The runtime is dropped, and with it what is left of requests: each settles as `cut`.
-//! 4. The store of responses ends its threads; the ledger syncs and projects. Exit code 0.
+//! 4. The stores of responses and decisions end their threads; the ledger syncs and projects. Exit code 0.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -31,6 +31,7 @@ use tokio::sync::watch;
 use crate::admin::{self, Admin};
 use crate::cli::Failure;
 use crate::config::Config;
+use crate::decisions::Decisions;
 use crate::fleet::{self, Fleet};
 use crate::ledger::Ledger;
 use crate::ledger::sqlite::Projection;
@@ -83,6 +84,7 @@ pub struct Server {
     stop_accepting: watch::Sender<bool>,
     ledger: Arc<Ledger>,
     responses: Arc<Responses>,
+    decisions: Arc<Decisions>,
     metrics: Arc<Metrics>,
     grace: Duration,
 }
@@ -110,6 +112,7 @@ impl Server {
         fleet::metrics::register(metrics.registry(), &fleet, &ledger)?;
         let responses = Arc::new(Responses::open(&config)?);
         responses.watch(&tasks);
+        let decisions = Arc::new(Decisions::of(&config, &metrics)?);
         let prompts = Prompts::load(&config)?;
         prompts.register(metrics.registry())?;
         // Nodes may hold blocks of these tenants from before: their events must find the salts.
@@ -118,14 +121,14 @@ impl Server {
         }
         fleet.start(secrets.node_token(), &tasks);
 
-        let admin = admin_listener
-            .as_ref()
-            .map(TcpListener::local_addr)
-            .transpose()?;
+        let mut admin = None;
         if let Some(listener) = admin_listener {
+            admin = Some(listener.local_addr()?);
+            let (fleet, metrics) = (Arc::clone(&fleet), Arc::clone(&metrics));
             let parts = Admin {
-                fleet: Arc::clone(&fleet),
-                metrics: Arc::clone(&metrics),
+                fleet,
+                metrics,
+                decisions: Arc::clone(&decisions),
                 drain: tasks.drain(),
             };
             administrate(listener, parts, &tasks)?;
@@ -141,6 +144,7 @@ impl Server {
             metrics: Arc::clone(&metrics),
             prompts,
             responses: Arc::clone(&responses),
+            decisions: Arc::clone(&decisions),
         });
         let listen = listener.local_addr()?;
         let stop_accepting = accept(gateway, listener, &tasks)?;
@@ -157,6 +161,7 @@ impl Server {
             stop_accepting,
             ledger,
             responses,
+            decisions,
             metrics,
             grace,
         })
@@ -213,6 +218,7 @@ impl Server {
         }
         self.runtime.shutdown_timeout(RUNTIME_END);
         self.responses.close();
+        self.decisions.close();
         self.ledger.close();
         tracing::info!("gateway has stopped");
     }

@@ -13,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::report::{By, Format, Query, Report};
 
+mod explain;
 mod keys;
 pub mod log;
 
@@ -50,6 +51,18 @@ enum Command {
     Key(keys::KeyCommand),
     /// Sum the usage records of the ledger
     Report(ReportArgs),
+    /// Say why a turn went where it went: candidates, their costs, the choice, what came of it
+    Explain {
+        /// The request's id, as `x-request-id` of its answer or the report has it
+        #[arg(value_name = "REQUEST-ID")]
+        id: String,
+        /// Data directory of the gateway; it may be running
+        #[arg(long, value_name = "DIR", default_value = "data")]
+        data: PathBuf,
+        /// Print JSON: an array, since two tenants may have used one id
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// What `homing up` takes.
@@ -154,6 +167,21 @@ fn run(command: Command) -> Result<(), Failure> {
                 by,
             })?;
             print(&report.print(format))
+        }
+        Command::Explain { id, data, json } => {
+            let found = crate::decisions::find_in(&data, &id)?;
+            if found.is_empty() {
+                return Err(format!(
+                    "the decision log in {} has no request {id:?}: it may be older than what is kept ([decisions] in docs/CONFIGURATION.md), still run, or have been refused before a node was chosen",
+                    data.display()
+                )
+                .into());
+            }
+            if json {
+                return print(&format!("{}\n", serde_json::to_string_pretty(&found)?));
+            }
+            let texts: Vec<String> = found.iter().map(explain::text).collect();
+            print(&texts.join("\n"))
         }
     }
 }

@@ -12,6 +12,7 @@ use cache_index::ids::NodeId;
 use serde::Deserialize;
 
 use super::aliases::{self, AliasFile};
+use super::decisions::DecisionsFile;
 use super::responses::ResponsesFile;
 use super::sessions::{NormaliseFile, SessionsFile};
 use super::{
@@ -41,6 +42,8 @@ pub(super) struct ConfigFile {
     policy: PolicyFile,
     #[serde(default)]
     responses: ResponsesFile,
+    #[serde(default)]
+    decisions: DecisionsFile,
     #[serde(default)]
     sessions: SessionsFile,
     #[serde(default)]
@@ -132,6 +135,7 @@ impl ConfigFile {
             prices,
             policy,
             responses,
+            decisions,
             sessions,
             normalise,
         } = self;
@@ -155,6 +159,7 @@ impl ConfigFile {
             prices,
             policy: policy.check()?,
             responses: responses.check()?,
+            decisions_bytes_max: decisions.check()?,
             sessions: sessions.check()?,
             normalise: normalise.check()?,
         };

@@ -309,11 +309,9 @@ impl Flow<'_> {
             Some(_) if !converses => {}
             Some(usage) => {
                 let expected = answer.chosen.decision.expected_cached_tokens;
-                // Token counts stay far below 2^52.
                 self.gateway
                     .metrics
-                    .prediction_error
-                    .observe(expected.abs_diff(usage.cached) as f64);
+                    .predicted(node.id.as_str(), expected, usage.cached);
             }
             None => self.gateway.metrics.usage_missing.inc(),
         }

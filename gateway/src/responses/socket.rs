@@ -245,7 +245,7 @@ impl Socket<'_> {
             }
             Ok((mut session, handle)) => Box::pin(self.relay(&mut session, handle, &mut ctx)).await,
         };
-        self.gateway.note(&ctx);
+        self.gateway.note(&mut ctx);
         flow
     }
 

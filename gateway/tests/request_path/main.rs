@@ -15,6 +15,7 @@ mod detail;
 mod dialects;
 mod embeddings;
 mod encoding;
+mod explain;
 mod full_disk;
 mod identity;
 mod kept;

@@ -220,6 +220,21 @@ impl Gateway {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
+    /// What `homing explain` says of a request; null where it knows none.
+    pub(crate) fn explain(&self, id: &str, format: &[&str]) -> Option<String> {
+        let data = self.dir.path().join("data");
+        let output = Command::new(env!("CARGO_BIN_EXE_homing"))
+            .args(["explain", id, "--data"])
+            .arg(&data)
+            .args(format)
+            .output()
+            .expect("homing runs");
+        output
+            .status
+            .success()
+            .then(|| String::from_utf8(output.stdout).expect("UTF-8"))
+    }
+
     /// Everything that was taken is given back.
     pub(crate) fn assert_idle(&self) {
         eventually("no request is in flight", || {

@@ -1,0 +1,198 @@
+//! What is written of one turn's way?
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cache_index::block::BlockHash;
+use policies::pick::Decision;
+use serde::{Deserialize, Serialize};
+
+use crate::ctx::Ctx;
+
+/// Blocks of 16 tokens that one block of the log stands for: 512 tokens, as public traces have
+/// them. A chained hash names everything before it, so every 32nd says enough.
+const LOG_BLOCK: usize = 32;
+
+/// One turn: what was asked, where it could have gone, where it went, and what came of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Decided {
+    /// The version of this form: 1.
+    pub(crate) v: u32,
+    /// The id that the client knows.
+    pub(crate) request_id: String,
+    /// The id of its usage record.
+    pub(crate) record_id: String,
+    /// Arrival, unix milliseconds.
+    pub(crate) t_ms: i64,
+    /// Who asked.
+    pub(crate) tenant: String,
+    /// The session's key: 32 hex digits.
+    pub(crate) session: String,
+    /// What names the session: the client's id, or a fingerprint.
+    pub(crate) session_id: String,
+    /// The model's id.
+    pub(crate) model: String,
+    /// The prompt's length.
+    pub(crate) prompt_tokens: u64,
+    /// Whether that and the blocks are the node's own, or an estimate.
+    pub(crate) exact: bool,
+    /// The answer's length as it was expected.
+    pub(crate) output_tokens_expected: u64,
+    /// The answer's length.
+    pub(crate) output_tokens: u64,
+    /// Prompt tokens that the node had in its cache.
+    pub(crate) cached_tokens: u64,
+    /// Arrival to the first byte of the answer.
+    pub(crate) ttft_ms: Option<u32>,
+    /// Arrival to the end.
+    pub(crate) duration_ms: u32,
+    /// How it ended, in the ledger's words.
+    pub(crate) outcome: String,
+    /// One for each full 512 tokens of the prompt: 64 bits of the chained hash there, in hex. Equal
+    /// ones stand for equal beginnings, within a tenant's cache scope.
+    pub(crate) blocks: Vec<String>,
+    /// One for each node that was tried.
+    pub(crate) attempts: Vec<Attempt>,
+}
+
+/// One decision.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Attempt {
+    /// The node that was chosen.
+    pub(crate) node: String,
+    /// Why.
+    pub(crate) reason: String,
+    /// Prompt tokens that it was expected to have in its cache.
+    pub(crate) expected_cached_tokens: u64,
+    /// Every node that could have taken it.
+    pub(crate) candidates: Vec<Candidate>,
+    /// Every node that could not.
+    pub(crate) refused: Vec<Refused>,
+}
+
+/// A node that could have taken the turn.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Candidate {
+    /// Its name.
+    pub(crate) node: String,
+    /// Prompt tokens that it was expected to have in its cache.
+    pub(crate) cached_tokens: u64,
+    /// What it would cost: the sum of the terms.
+    pub(crate) cost_ms: f64,
+    /// The terms by name, in milliseconds; those that are 0 are left out.
+    pub(crate) terms: BTreeMap<String, f64>,
+}
+
+/// A node that could not take it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Refused {
+    /// Its name.
+    pub(crate) node: String,
+    /// A word from a closed set.
+    pub(crate) reason: String,
+    /// The same with its details.
+    pub(crate) why: String,
+}
+
+/// What a request remembers of its routing until it ends.
+#[derive(Debug)]
+pub(crate) struct Routed {
+    /// The session's key.
+    pub(crate) session: u128,
+    /// The prompt's length.
+    pub(crate) prompt_tokens: u64,
+    /// Whether that is the node's own.
+    pub(crate) exact: bool,
+    /// The answer's length as it was expected.
+    pub(crate) output_tokens_expected: u64,
+    /// From [`log_blocks`].
+    pub(crate) blocks: Vec<u64>,
+    /// One for each attempt.
+    pub(crate) decisions: Vec<Arc<Decision>>,
+}
+
+impl Routed {
+    /// The blocks of a prompt as the log has them.
+    pub(crate) fn log_blocks(chain: &[BlockHash]) -> Vec<u64> {
+        chain
+            .iter()
+            .skip(LOG_BLOCK - 1)
+            .step_by(LOG_BLOCK)
+            .map(|hash| hash.short())
+            .collect()
+    }
+}
+
+impl Decided {
+    /// Of a request that has ended.
+    pub(crate) fn of(ctx: &Ctx, routed: &Routed) -> Self {
+        let line = &ctx.line;
+        Self {
+            v: 1,
+            request_id: ctx.request_id.clone(),
+            record_id: ctx.own_id.to_string(),
+            t_ms: ctx.t_ms,
+            tenant: line.tenant.clone(),
+            session: format!("{:032x}", routed.session),
+            session_id: line.session.clone(),
+            model: line.model.clone(),
+            prompt_tokens: routed.prompt_tokens,
+            exact: routed.exact,
+            output_tokens_expected: routed.output_tokens_expected,
+            output_tokens: line.output,
+            cached_tokens: line.cached,
+            ttft_ms: line.ttft_ms,
+            duration_ms: ctx.elapsed_ms(),
+            outcome: line.outcome.to_owned(),
+            blocks: routed
+                .blocks
+                .iter()
+                .map(|block| format!("{block:016x}"))
+                .collect(),
+            attempts: routed
+                .decisions
+                .iter()
+                .map(|one| Attempt::of(one))
+                .collect(),
+        }
+    }
+
+    /// Whether a person who writes this id means this turn.
+    pub(crate) fn is_called(&self, id: &str) -> bool {
+        self.request_id == id || self.record_id == id
+    }
+}
+
+impl Attempt {
+    fn of(decision: &Decision) -> Self {
+        let candidates = decision.candidates.iter().map(|candidate| Candidate {
+            node: candidate.node.to_string(),
+            cached_tokens: candidate.cached_tokens,
+            cost_ms: rounded(candidate.cost_ms),
+            terms: candidate
+                .terms
+                .named()
+                .into_iter()
+                .filter(|(_, ms)| *ms != 0.0)
+                .map(|(name, ms)| (name.to_owned(), rounded(ms)))
+                .collect(),
+        });
+        let refused = decision.refused.iter().map(|(node, why)| Refused {
+            node: node.to_string(),
+            reason: why.as_str().to_owned(),
+            why: why.to_string(),
+        });
+        Self {
+            node: decision.node.to_string(),
+            reason: decision.reason.as_str().to_owned(),
+            expected_cached_tokens: decision.expected_cached_tokens,
+            candidates: candidates.collect(),
+            refused: refused.collect(),
+        }
+    }
+}
+
+/// To a thousandth: what is behind it says nothing and fills the log.
+fn rounded(ms: f64) -> f64 {
+    (ms * 1000.0).round() / 1000.0
+}
