@@ -27,6 +27,14 @@ pub struct Params {
     pub b: f64,
     /// Prefill rate assumed for a node that has none measured.
     pub prefill_tokens_per_s_default: f64,
+    /// Weight of what those wait longer who come after this request.
+    pub behind: f64,
+    /// Those who come after are at most so many in a second of this node's time.
+    pub behind_per_s_max: f64,
+    /// Share of a pool that the live sessions' prefixes may fill before a new one displaces them.
+    pub live_share: f64,
+    /// Weight of live blocks displaced.
+    pub live_pressure: f64,
     /// Weight of recomputing what this request would push out of a full pool.
     pub pool_pressure: f64,
     /// Prefill tokens that one token of decode in flight counts as.
@@ -47,6 +55,10 @@ impl Default for Params {
         Self {
             b: 6.0,
             prefill_tokens_per_s_default: 1000.0,
+            behind: 1.0,
+            behind_per_s_max: 8.0,
+            live_share: 0.9,
+            live_pressure: 1.0,
             pool_pressure: 1.0,
             decode_interference: 1.0,
             cold_overlap_share: 0.1,
@@ -66,6 +78,8 @@ pub struct Terms {
     pub queue_ms: f64,
     /// This request's own uncached tokens, weighted with `b`.
     pub prefill_ms: f64,
+    /// What those wait longer who come while this request's prefill is queued or computed.
+    pub behind_ms: f64,
     /// Recomputing what it would push out of a full pool.
     pub pool_ms: f64,
     /// Sharing steps with the decodes in flight there.
@@ -78,11 +92,12 @@ pub struct Terms {
 
 impl Terms {
     /// Each with its name, for whoever has to show or write them all.
-    pub fn named(&self) -> [(&'static str, f64); 7] {
+    pub fn named(&self) -> [(&'static str, f64); 8] {
         let Self {
             round_trip_ms,
             queue_ms,
             prefill_ms,
+            behind_ms,
             pool_ms,
             decode_ms,
             fetch_ms,
@@ -92,6 +107,7 @@ impl Terms {
             ("round_trip_ms", round_trip_ms),
             ("queue_ms", queue_ms),
             ("prefill_ms", prefill_ms),
+            ("behind_ms", behind_ms),
             ("pool_ms", pool_ms),
             ("decode_ms", decode_ms),
             ("fetch_ms", fetch_ms),
@@ -104,6 +120,7 @@ impl Terms {
         self.round_trip_ms
             + self.queue_ms
             + self.prefill_ms
+            + self.behind_ms
             + self.pool_ms
             + self.decode_ms
             + self.fetch_ms
@@ -141,12 +158,16 @@ pub fn candidate(request: &RequestView, node: &NodeView, p: &Params) -> Candidat
     let rate = prefill_rate(node, p);
     let ms = |tokens: f64| tokens * 1000.0 / rate;
     let bound = request.bound.as_ref() == Some(&node.id);
-    let bonus = p.affinity.bonus_ms(ms(to_f64(request.prompt_tokens)));
+    let bonus = p.affinity.bonus_ms(ms(to_f64(cached_tokens)));
+    let queue_ms = ms(to_f64(node.inflight_prefill_tokens));
+    let own_ms = ms(to_f64(uncached));
     let terms = Terms {
         round_trip_ms: node.round_trip_ms.max(0.0),
-        queue_ms: ms(to_f64(node.inflight_prefill_tokens)),
-        prefill_ms: ms(p.b * to_f64(uncached)),
-        pool_ms: ms(p.pool_pressure * to_f64(displaced_tokens(request, node, uncached))),
+        queue_ms,
+        prefill_ms: p.b * own_ms,
+        behind_ms: p.behind * behind_ms(node, queue_ms, own_ms, p),
+        pool_ms: ms(p.pool_pressure * to_f64(displaced_tokens(request, node, uncached))
+            + p.live_pressure * to_f64(displaced_live(request, node, uncached, p))),
         decode_ms: ms(p.decode_interference * to_f64(node.inflight_decode_tokens)),
         fetch_ms: 0.0,
         session_ms: if bound { -bonus } else { 0.0 },
@@ -167,6 +188,25 @@ fn prefill_rate(node: &NodeView, p: &Params) -> f64 {
     } else {
         p.prefill_tokens_per_s_default.max(1.0)
     }
+}
+
+/// What everybody waits longer who comes until the node has caught up, in all: while the queue and
+/// this request's own work last, each of those is late by that work; a node that is busy catches up
+/// slower. This is the difference that the request makes to the mean of an M/G/1 queue's waiting.
+fn behind_ms(node: &NodeView, queue_ms: f64, own_ms: f64, p: &Params) -> f64 {
+    let idle = 1.0 - node.busy_share.clamp(0.0, 0.95);
+    let per_s = (node.arrivals_per_s.max(0.0) / idle).min(p.behind_per_s_max);
+    own_ms * (queue_ms + own_ms / 2.0) / 1000.0 * per_s
+}
+
+/// Tokens of live sessions' prefixes that the request's new blocks would push out.
+fn displaced_live(request: &RequestView, node: &NodeView, uncached: u64, p: &Params) -> u64 {
+    if node.pool_blocks == 0 { return 0; }
+    let added = uncached.saturating_add(request.output_tokens_expected).div_ceil(BLOCK_TOKENS_U64);
+    let wanted = request.prompt_tokens.saturating_add(request.output_tokens_expected).div_ceil(BLOCK_TOKENS_U64);
+    let room = (p.live_share * to_f64(node.pool_blocks)) as u64;
+    let over = node.live_blocks.saturating_add(wanted).saturating_sub(room);
+    over.min(added) * BLOCK_TOKENS_U64
 }
 
 /// Tokens that the request needs room for and the pool, beside what running requests hold, does

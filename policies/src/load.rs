@@ -21,6 +21,27 @@ struct Prefill {
     since_ms: f64,
 }
 
+/// How long what has been counted takes to fade, in milliseconds.
+const FADE_MS: f64 = 60_000.0;
+
+/// A sum whose parts fade.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fading {
+    sum: f64,
+    at_ms: f64,
+}
+
+impl Fading {
+    fn at(&self, now_ms: f64) -> f64 {
+        self.sum * (-(now_ms - self.at_ms).max(0.0) / FADE_MS).exp()
+    }
+
+    fn add(&mut self, now_ms: f64, amount: f64) {
+        self.sum = self.at(now_ms) + amount;
+        self.at_ms = now_ms;
+    }
+}
+
 /// One node's load, as one gateway knows it.
 #[derive(Debug, Default)]
 pub struct NodeLoad {
@@ -30,6 +51,8 @@ pub struct NodeLoad {
     decodes: HashMap<u64, u64>,
     decode_tokens: u64,
     last_first_token_ms: f64,
+    arrivals: Fading,
+    work_ms: Fading,
     /// Tokens and milliseconds of recent prefills, older ones fading.
     measured: (f64, f64),
 }
@@ -43,6 +66,11 @@ impl NodeLoad {
             since_ms: now_ms,
         });
         self.prefill_tokens += prefill_tokens;
+        self.arrivals.add(now_ms, 1.0);
+        let rate = self.tokens_per_s();
+        if rate > 0.0 {
+            self.work_ms.add(now_ms, prefill_tokens as f64 * 1000.0 / rate);
+        }
         self.decodes.insert(id, decode_tokens);
         self.decode_tokens += decode_tokens;
     }
@@ -84,6 +112,16 @@ impl NodeLoad {
         let done = (now_ms - began_ms).max(0.0) * self.tokens_per_s() / 1000.0;
         let done = (done as u64).min(oldest.tokens);
         self.prefill_tokens - done
+    }
+
+    /// Requests lately sent there, in a second.
+    pub fn arrivals_per_s(&self, now_ms: f64) -> f64 {
+        self.arrivals.at(now_ms) * 1000.0 / FADE_MS
+    }
+
+    /// Share of its time that was lately asked for.
+    pub fn busy_share(&self, now_ms: f64) -> f64 {
+        self.work_ms.at(now_ms) / FADE_MS
     }
 
     /// Output tokens still expected.

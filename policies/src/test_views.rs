@@ -25,6 +25,9 @@ pub(crate) fn node(name: &str) -> NodeView {
         node_block_tokens: 16,
         context_max: 100_000,
         bound_sessions: 0,
+        arrivals_per_s: 0.0,
+        busy_share: 0.0,
+        live_blocks: 0,
     }
 }
 

@@ -56,6 +56,12 @@ pub struct NodeView {
     /// Sessions whose binding names this node: the memory of recent placements, which in-flight
     /// tokens lose as soon as a turn ends.
     pub bound_sessions: u64,
+    /// Requests that this gateway lately sent there, in a second.
+    pub arrivals_per_s: f64,
+    /// Share of its time that it lately spent on prefill, 0 to 1.
+    pub busy_share: f64,
+    /// Blocks of 16 tokens that the sessions bound there would like to find again.
+    pub live_blocks: u64,
 }
 
 /// One request at the instant of a decision.

@@ -202,6 +202,9 @@ impl Node {
             node_block_tokens: facts.block_tokens,
             context_max: facts.context_max,
             bound_sessions: 0,
+            arrivals_per_s: 0.0,
+            busy_share: 0.0,
+            live_blocks: 0,
         }
     }
 

@@ -13,7 +13,7 @@ mod approximate;
 pub mod ext;
 mod paths;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use cache_index::block::BLOCK_TOKENS;
 use cache_index::event::EventBatch;
@@ -73,6 +73,8 @@ pub struct Settings {
     pub params: Params,
     /// What the index learns from.
     pub knowledge: Knowledge,
+    /// A session that was silent for so long is not counted on any more.
+    pub live_ms: f64,
 }
 
 impl Default for Settings {
@@ -81,6 +83,7 @@ impl Default for Settings {
         Self {
             params: Params::default(),
             knowledge: Knowledge::Usage,
+            live_ms: 900_000.0,
         }
     }
 }
@@ -99,7 +102,6 @@ struct Binding {
     node: usize,
     blocks: u64,
     last_ms: f64,
-    in_flight: u32,
 }
 
 /// What is known of one node.
@@ -110,6 +112,8 @@ struct Known {
     /// Requests in flight that use each block.
     active: HashMap<u32, u32>,
     approximate: Approximate,
+    live_blocks: u64,
+    sessions: u64,
 }
 
 /// The router.
@@ -121,6 +125,7 @@ pub struct Homing {
     paths: Paths,
     bindings: HashMap<u64, Binding>,
     flights: HashMap<u32, Flight>,
+    idle: VecDeque<(f64, u64)>,
 }
 
 impl std::fmt::Debug for Homing {
@@ -140,7 +145,11 @@ impl Homing {
             id: NodeId::new(&format!("n{number}")),
             load: NodeLoad::default(),
             active: HashMap::new(),
-            approximate: Approximate::new(usize::try_from(place.capacity_blocks).unwrap_or(usize::MAX)),
+            live_blocks: 0,
+            sessions: 0,
+            approximate: Approximate::new(
+                usize::try_from(place.capacity_blocks).unwrap_or(usize::MAX),
+            ),
         });
         Self {
             nodes: nodes.collect(),
@@ -148,6 +157,7 @@ impl Homing {
             paths: Paths::new(MODEL),
             bindings: HashMap::new(),
             flights: HashMap::new(),
+            idle: VecDeque::new(),
             fleet,
             settings,
         }
@@ -167,12 +177,22 @@ impl Homing {
     /// offered.
     pub fn choose(&mut self, now_ms: f64, ask: &Ask<'_>, offered: &[usize]) -> Option<usize> {
         let (request, decision) = self.decide(now_ms, ask, offered)?;
-        let node = self.nodes.iter().position(|node| node.id == decision.node)?;
+        let node = self
+            .nodes
+            .iter()
+            .position(|node| node.id == decision.node)?;
         self.dispatch(now_ms, ask, node, &request, &decision);
+
         Some(node)
     }
 
-    fn decide(&mut self, now_ms: f64, ask: &Ask<'_>, offered: &[usize]) -> Option<(RequestView, Decision)> {
+    fn decide(
+        &mut self,
+        now_ms: f64,
+        ask: &Ask<'_>,
+        offered: &[usize],
+    ) -> Option<(RequestView, Decision)> {
+        self.expire(now_ms);
         let chain = self.paths.chain(ask.blocks);
         let mut overlaps = vec![0; self.nodes.len()];
         for (id, held) in self.index.overlap(&chain) {
@@ -180,8 +200,15 @@ impl Homing {
                 overlaps[node] = held;
             }
         }
-        let views: Vec<NodeView> = offered.iter().filter(|node| **node < self.nodes.len()).map(|node| self.view(now_ms, ask, *node, overlaps[*node])).collect();
-        let bound = self.bindings.get(&ask.session).map(|binding| self.nodes[binding.node].id.clone());
+        let views: Vec<NodeView> = offered
+            .iter()
+            .filter(|node| **node < self.nodes.len())
+            .map(|node| self.view(now_ms, ask, *node, overlaps[*node]))
+            .collect();
+        let bound = self
+            .bindings
+            .get(&ask.session)
+            .map(|binding| self.nodes[binding.node].id.clone());
         let request = RequestView {
             prompt_tokens: u64::from(ask.prompt_tokens),
             output_tokens_expected: 512,
@@ -199,7 +226,15 @@ impl Homing {
         let per = self.per_block();
         // What requests in flight there are about to compute counts as held: siblings of one
         // burst go together.
-        let expected = ask.blocks[held..].iter().take_while(|block| node.active.contains_key(block)).count();
+        let expected = ask.blocks[held..]
+            .iter()
+            .take_while(|block| node.active.contains_key(block))
+            .count();
+        let own = self
+            .bindings
+            .get(&ask.session)
+            .filter(|binding| binding.node == number)
+            .map_or(0, |binding| binding.blocks);
         NodeView {
             id: node.id.clone(),
             region: place.region.to_string(),
@@ -213,7 +248,10 @@ impl Homing {
             overlap_blocks: (held + expected) * per as usize,
             node_block_tokens: 16,
             context_max: 0,
-            bound_sessions: 0,
+            bound_sessions: node.sessions,
+            arrivals_per_s: node.load.arrivals_per_s(now_ms),
+            busy_share: node.load.busy_share(now_ms),
+            live_blocks: (node.live_blocks - own) * per,
         }
     }
 
@@ -222,40 +260,98 @@ impl Homing {
         self.fleet.block_tokens / BLOCK_TOKENS as u64
     }
 
-    fn dispatch(&mut self, now_ms: f64, ask: &Ask<'_>, node: usize, request: &RequestView, decision: &Decision) {
+    fn expire(&mut self, now_ms: f64) {
+        while let Some((at, session)) = self.idle.front().copied().filter(|(at, _)| *at <= now_ms) {
+            self.idle.pop_front();
+            let Some(binding) = self.bindings.get(&session) else {
+                continue;
+            };
+            if binding.last_ms + self.settings.live_ms > at {
+                continue;
+            }
+            let gone = self.bindings.remove(&session).unwrap();
+            let node = &mut self.nodes[gone.node];
+            node.live_blocks -= gone.blocks;
+            node.sessions -= 1;
+        }
+    }
+
+    fn dispatch(
+        &mut self,
+        now_ms: f64,
+        ask: &Ask<'_>,
+        node: usize,
+        request: &RequestView,
+        decision: &Decision,
+    ) {
         let uncached = request.prompt_tokens - decision.expected_cached_tokens;
         let known = &mut self.nodes[node];
-        known.load.dispatched(now_ms, u64::from(ask.id), uncached, request.output_tokens_expected);
+        known.load.dispatched(
+            now_ms,
+            u64::from(ask.id),
+            uncached,
+            request.output_tokens_expected,
+        );
         for block in ask.blocks {
             *known.active.entry(*block).or_default() += 1;
         }
-        let binding = self.bindings.entry(ask.session).or_insert(Binding { node, blocks: 0, last_ms: now_ms, in_flight: 0 });
-        binding.node = node;
-        binding.blocks = ask.blocks.len() as u64;
-        binding.last_ms = now_ms;
-        binding.in_flight += 1;
-        self.flights.insert(ask.id, Flight { node, path: ask.blocks.to_vec(), has_begun: false });
+        let blocks = ask.blocks.len() as u64;
+        known.live_blocks += blocks;
+        known.sessions += 1;
+        if let Some(before) = self.bindings.insert(
+            ask.session,
+            Binding {
+                node,
+                blocks,
+                last_ms: now_ms,
+            },
+        ) {
+            self.nodes[before.node].live_blocks -= before.blocks;
+            self.nodes[before.node].sessions -= 1;
+        }
+        self.idle
+            .push_back((now_ms + self.settings.live_ms, ask.session));
+        self.flights.insert(
+            ask.id,
+            Flight {
+                node,
+                path: ask.blocks.to_vec(),
+                has_begun: false,
+            },
+        );
     }
 
     /// A request's first token has come, and with it the tokens that its node read from cache.
     pub fn on_first_token(&mut self, now_ms: f64, id: u32, _node: usize, cached_tokens: u32) {
-        let Some(flight) = self.flights.get_mut(&id) else { return };
+        let Some(flight) = self.flights.get_mut(&id) else {
+            return;
+        };
         flight.has_begun = true;
         let known = &mut self.nodes[flight.node];
         known.load.first_token(now_ms, u64::from(id));
         if self.settings.knowledge == Knowledge::Usage {
-            let cached = (u64::from(cached_tokens).div_ceil(self.fleet.block_tokens) as usize).min(flight.path.len());
+            let cached = (u64::from(cached_tokens).div_ceil(self.fleet.block_tokens) as usize)
+                .min(flight.path.len());
             let gone = known.approximate.forget(&flight.path[cached..]);
             let (from, evicted) = known.approximate.touch(&flight.path);
-            let events = [Some(Paths::removed(&gone)), Some(Paths::removed(&evicted)), self.paths.stored(&flight.path[from..])];
-            let batch = EventBatch { events: events.into_iter().flatten().collect(), ..EventBatch::default() };
+            let events = [
+                Some(Paths::removed(&gone)),
+                Some(Paths::removed(&evicted)),
+                self.paths.stored(&flight.path[from..]),
+            ];
+            let batch = EventBatch {
+                events: events.into_iter().flatten().collect(),
+                ..EventBatch::default()
+            };
             self.index.apply(&known.id, &batch);
         }
     }
 
     /// A request has ended.
     pub fn on_finished(&mut self, now_ms: f64, id: u32, _node: usize, _output_tokens: u32) {
-        let Some(flight) = self.flights.remove(&id) else { return };
+        let Some(flight) = self.flights.remove(&id) else {
+            return;
+        };
         let known = &mut self.nodes[flight.node];
         known.load.ended(now_ms, u64::from(id));
         for block in &flight.path {
@@ -271,14 +367,26 @@ impl Homing {
     /// A node holds these consecutive blocks of one path now.
     pub fn on_stored(&mut self, _now_ms: f64, node: usize, blocks: &[u32]) {
         if let (Some(known), Some(event)) = (self.nodes.get(node), self.paths.stored(blocks)) {
-            self.index.apply(&known.id, &EventBatch { events: vec![event], ..EventBatch::default() });
+            self.index.apply(
+                &known.id,
+                &EventBatch {
+                    events: vec![event],
+                    ..EventBatch::default()
+                },
+            );
         }
     }
 
     /// A node holds these blocks no longer.
     pub fn on_removed(&mut self, _now_ms: f64, node: usize, blocks: &[u32]) {
         if let Some(known) = self.nodes.get(node) {
-            self.index.apply(&known.id, &EventBatch { events: vec![Paths::removed(blocks)], ..EventBatch::default() });
+            self.index.apply(
+                &known.id,
+                &EventBatch {
+                    events: vec![Paths::removed(blocks)],
+                    ..EventBatch::default()
+                },
+            );
         }
     }
 }
@@ -288,7 +396,9 @@ impl Router for Homing {
         let offered: Vec<usize> = (0..nodes.len()).collect();
         match self.choose(now_ms, ask, &offered) {
             Some(node) => Answer::Send(node),
-            None => Answer::Refuse { retry_after_ms: 1000.0 },
+            None => Answer::Refuse {
+                retry_after_ms: 1000.0,
+            },
         }
     }
 
