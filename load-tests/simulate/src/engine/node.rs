@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
 
 use super::pool::Pool;
 use super::{Happened, Job, Params};
@@ -196,6 +197,29 @@ impl Node {
         let found = self.cancel_waiting(id) || self.cancel_prefill(id) || self.cancel_answer(id);
         self.start_next();
         found
+    }
+
+    /// Keeps a whole path as cache (an answer's blocks behind its prompt's, say), as far as there is
+    /// room beside what requests hold. What follows comes with the next [`Node::advance`].
+    pub fn keep(&mut self, now_ms: f64, path: &Arc<[u32]>) {
+        self.settle(now_ms);
+        let from = self.overlap(path);
+        let mut pins = self.pool.pin(&path[..from]);
+        let room = usize::try_from(self.pool.available()).unwrap_or(0);
+        let to = path.len().min(from + room);
+        let mut removed = Vec::new();
+        self.pool.make_room(to - from, &mut removed);
+        self.pool.insert_pinned(&path[from..to], &mut pins);
+        self.pool.unpin(&pins);
+        self.tell_removed(removed);
+        if to > from {
+            self.happened.push(Happened::Stored {
+                at_ms: self.now_ms,
+                path: Arc::clone(path),
+                from,
+                to,
+            });
+        }
     }
 
     /// Empties the cache; blocks that running requests hold stay.
