@@ -3,12 +3,24 @@
 //! Events in the order of their times; equal times in the order in which they were foreseen. A
 //! request comes, the router answers at once: it goes to a node (half a round trip away), waits in
 //! the gateway, or is refused and comes again later. Cache changes reach the router at once, first
-//! tokens and ends half a round trip after they left the node. The router sees all nodes as they
-//! are at that moment.
+//! tokens and ends half a round trip after they left the node, and so do the client. The router
+//! sees all nodes as they are at that moment.
 
-use crate::router::Router;
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashSet};
+use std::sync::Arc;
+
+use crate::engine::{Happened, Job, Node};
+use crate::ideal::Ideal;
+use crate::load::{Arrivals, Coming};
+use crate::router::{Answer, Ask, Change, Router};
 use crate::scenario::Scenario;
 use crate::trace::Trace;
+
+/// A router that asks to be woken at once, again and again, is woken this often.
+const WAKE_MS_MIN: f64 = 1.0;
+/// A refused client comes again this much later at the least.
+const RETRY_MS_MIN: f64 = 1.0;
 
 /// What became of one request.
 #[derive(Clone, PartialEq, Debug)]
@@ -23,9 +35,9 @@ pub struct Outcome {
     pub output_tokens: u32,
     /// Those that a cache without limits, shared by all, would have held.
     pub ideal_tokens: u32,
-    /// Those that the node held; with a first token only.
+    /// Those that the node held; 0 without a first token.
     pub cached_tokens: u32,
-    /// Where it went last.
+    /// Where it was sent.
     pub node: Option<usize>,
     /// When its first token reached the client.
     pub first_token_ms: Option<f64>,
@@ -33,7 +45,7 @@ pub struct Outcome {
     pub done_ms: Option<f64>,
     /// How often the gateway refused it.
     pub refusals: u32,
-    /// It went to another region.
+    /// It was sent to another region.
     pub is_far: bool,
 }
 
@@ -47,9 +59,332 @@ pub struct Run {
 }
 
 /// Plays a scenario to its horizon.
-pub fn run(_trace: &Trace, scenario: &Scenario, _router: &mut dyn Router) -> Run {
-    Run {
-        outcomes: Vec::new(),
-        busy_ms: vec![0.0; scenario.fleet.nodes],
+pub fn run(trace: &Trace, scenario: &Scenario, router: &mut dyn Router) -> Run {
+    let mut play = Play::new(trace, scenario);
+    while let Some(event) = play.events.pop() {
+        if event.at_ms > scenario.horizon_ms {
+            break;
+        }
+        play.now_ms = event.at_ms;
+        play.handle(event.what, router);
+        play.release(router);
+    }
+    play.end()
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum What {
+    Comes(Coming),
+    ComesAgain(u32),
+    ReachesNode(u32),
+    NodeIsDue { node: usize, version: u64 },
+    FirstTokenSeen { id: u32, cached_tokens: u32 },
+    EndSeen(u32),
+    Wake,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    at_ms: f64,
+    number: u64,
+    what: What,
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for Event {}
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Event {
+    /// The earliest is the greatest, as a heap wants it.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other
+            .at_ms
+            .total_cmp(&self.at_ms)
+            .then(other.number.cmp(&self.number))
+    }
+}
+
+/// What the loop needs of a request beside its outcome.
+struct Live {
+    coming: Coming,
+    region: usize,
+    blocks: Arc<[u32]>,
+}
+
+struct Play<'a> {
+    scenario: &'a Scenario,
+    trace: &'a Trace,
+    arrivals: Arrivals<'a>,
+    ideal: Ideal,
+    nodes: Vec<Node>,
+    /// A node's foreseen event counts only while nothing else has happened to the node.
+    versions: Vec<u64>,
+    events: BinaryHeap<Event>,
+    next_number: u64,
+    now_ms: f64,
+    live: Vec<Live>,
+    outcomes: Vec<Outcome>,
+    held: HashSet<u32>,
+    next_wake_ms: f64,
+}
+
+impl<'a> Play<'a> {
+    fn new(trace: &'a Trace, scenario: &'a Scenario) -> Self {
+        let (arrivals, coming) = Arrivals::new(trace, scenario);
+        let mut play = Self {
+            scenario,
+            trace,
+            arrivals,
+            ideal: Ideal::default(),
+            nodes: scenario.fleet.build(),
+            versions: vec![0; scenario.fleet.nodes],
+            events: BinaryHeap::new(),
+            next_number: 0,
+            now_ms: 0.0,
+            live: Vec::new(),
+            outcomes: Vec::new(),
+            held: HashSet::new(),
+            next_wake_ms: f64::INFINITY,
+        };
+        for coming in coming {
+            play.foresee(coming.at_ms, What::Comes(coming));
+        }
+        play
+    }
+
+    fn foresee(&mut self, at_ms: f64, what: What) {
+        self.next_number += 1;
+        self.events.push(Event {
+            at_ms,
+            number: self.next_number,
+            what,
+        });
+    }
+
+    fn handle(&mut self, what: What, router: &mut dyn Router) {
+        match what {
+            What::Comes(coming) => {
+                let id = self.receive(coming);
+                self.route(id, router);
+            }
+            What::ComesAgain(id) => self.route(id, router),
+            What::ReachesNode(id) => self.enqueue(id, router),
+            What::NodeIsDue { node, version } if self.versions[node] == version => {
+                self.advance(node, router);
+            }
+            What::NodeIsDue { .. } => {}
+            What::FirstTokenSeen { id, cached_tokens } => {
+                if let Some(node) = self.outcomes[id as usize].node {
+                    router.first_token(self.now_ms, id, node, cached_tokens);
+                }
+            }
+            What::EndSeen(id) => self.end_seen(id, router),
+            What::Wake => self.next_wake_ms = f64::INFINITY,
+        }
+    }
+
+    fn receive(&mut self, coming: Coming) -> u32 {
+        let request = &self.trace.requests[coming.request as usize];
+        let blocks = self.arrivals.path(coming.request, coming.play);
+        let ideal = self
+            .ideal
+            .overlap_then_add(&blocks, self.arrivals.blocks_end());
+        let params = &self.scenario.fleet.params;
+        self.outcomes.push(Outcome {
+            came_ms: self.now_ms,
+            session: u64::from(coming.play),
+            prompt_tokens: request.prompt_tokens,
+            output_tokens: request.output_tokens,
+            ideal_tokens: params.cached_tokens(ideal, request.prompt_tokens),
+            cached_tokens: 0,
+            node: None,
+            first_token_ms: None,
+            done_ms: None,
+            refusals: 0,
+            is_far: false,
+        });
+        self.live.push(Live {
+            coming,
+            region: self.arrivals.region(coming.request, coming.play),
+            blocks,
+        });
+        self.live.len() as u32 - 1
+    }
+
+    fn route(&mut self, id: u32, router: &mut dyn Router) {
+        self.settle();
+        let (outcome, live) = (&self.outcomes[id as usize], &self.live[id as usize]);
+        let ask = Ask {
+            id,
+            session: outcome.session,
+            region: live.region,
+            prompt_tokens: outcome.prompt_tokens,
+            output_tokens: outcome.output_tokens,
+            blocks: &live.blocks,
+        };
+        let answer = router.route(self.now_ms, &ask, &self.nodes);
+        self.carry_out(id, answer, router);
+    }
+
+    /// Brings the view of every node up to now.
+    fn settle(&mut self) {
+        for node in &mut self.nodes {
+            node.settle(self.now_ms);
+        }
+    }
+
+    fn carry_out(&mut self, id: u32, answer: Answer, router: &mut dyn Router) {
+        match answer {
+            Answer::Hold => {
+                self.held.insert(id);
+            }
+            Answer::Refuse { retry_after_ms } => {
+                self.outcomes[id as usize].refusals += 1;
+                let again_ms = self.now_ms + retry_after_ms.max(RETRY_MS_MIN);
+                self.foresee(again_ms, What::ComesAgain(id));
+            }
+            Answer::Send(node) => {
+                let outcome = &mut self.outcomes[id as usize];
+                outcome.node = Some(node);
+                outcome.is_far = self.live[id as usize].region != self.nodes[node].region();
+                let half_ms = self.half_round_trip_ms(id);
+                if half_ms > 0.0 {
+                    self.foresee(self.now_ms + half_ms, What::ReachesNode(id));
+                } else {
+                    self.enqueue(id, router);
+                }
+            }
+        }
+    }
+
+    fn half_round_trip_ms(&self, id: u32) -> f64 {
+        let from = self.live[id as usize].region;
+        self.outcomes[id as usize].node.map_or(0.0, |node| {
+            let to = self.nodes[node].region();
+            self.scenario.fleet.round_trip_ms(from, to) / 2.0
+        })
+    }
+
+    fn enqueue(&mut self, id: u32, router: &mut dyn Router) {
+        let outcome = &self.outcomes[id as usize];
+        let Some(node) = outcome.node else {
+            return;
+        };
+        let job = Job {
+            id,
+            blocks: self.live[id as usize].blocks.clone(),
+            prompt_tokens: outcome.prompt_tokens,
+            output_tokens: outcome.output_tokens,
+        };
+        self.nodes[node].enqueue(self.now_ms, job);
+        self.advance(node, router);
+    }
+
+    /// Lets a node act up to now, passes on what it did and foresees what it will do.
+    fn advance(&mut self, node: usize, router: &mut dyn Router) {
+        for happened in self.nodes[node].advance(self.now_ms) {
+            self.pass_on(node, happened, router);
+        }
+        self.versions[node] += 1;
+        if let Some(due_ms) = self.nodes[node].next_ms() {
+            let version = self.versions[node];
+            self.foresee(due_ms, What::NodeIsDue { node, version });
+        }
+    }
+
+    fn pass_on(&mut self, node: usize, happened: Happened, router: &mut dyn Router) {
+        match happened {
+            Happened::Stored {
+                at_ms,
+                path,
+                from,
+                to,
+            } => {
+                let path = &path[..to];
+                router.changed(at_ms, node, &Change::Stored { path, from });
+            }
+            Happened::Removed { at_ms, blocks } => {
+                router.changed(at_ms, node, &Change::Removed(&blocks));
+            }
+            Happened::FirstToken {
+                at_ms,
+                id,
+                cached_tokens,
+            } => {
+                let seen_ms = at_ms + self.half_round_trip_ms(id);
+                let outcome = &mut self.outcomes[id as usize];
+                outcome.first_token_ms = Some(seen_ms);
+                outcome.cached_tokens = cached_tokens;
+                let what = What::FirstTokenSeen { id, cached_tokens };
+                self.at(seen_ms, what, router);
+            }
+            Happened::Finished { at_ms, id, .. } => {
+                let seen_ms = at_ms + self.half_round_trip_ms(id);
+                self.outcomes[id as usize].done_ms = Some(seen_ms);
+                self.at(seen_ms, What::EndSeen(id), router);
+            }
+        }
+    }
+
+    /// What happens now is handled now, not behind other events of this moment.
+    fn at(&mut self, at_ms: f64, what: What, router: &mut dyn Router) {
+        if at_ms > self.now_ms {
+            self.foresee(at_ms, what);
+        } else {
+            self.handle(what, router);
+        }
+    }
+
+    fn end_seen(&mut self, id: u32, router: &mut dyn Router) {
+        let outcome = &self.outcomes[id as usize];
+        if let Some(node) = outcome.node {
+            router.finished(self.now_ms, id, node, outcome.output_tokens);
+        }
+        let live = &mut self.live[id as usize];
+        live.blocks = Arc::from([]);
+        let Coming { request, play, .. } = live.coming;
+        for coming in self.arrivals.ended(request, play, self.now_ms) {
+            self.foresee(coming.at_ms, What::Comes(coming));
+        }
+    }
+
+    fn release(&mut self, router: &mut dyn Router) {
+        if self.held.is_empty() {
+            return;
+        }
+        self.settle();
+        for (id, answer) in router.release(self.now_ms, &self.nodes) {
+            assert!(self.held.remove(&id), "request {id} released, not held");
+            self.carry_out(id, answer, router);
+        }
+        if let Some(wake_ms) = router.wake_ms() {
+            let wake_ms = wake_ms.max(self.now_ms + WAKE_MS_MIN);
+            if wake_ms < self.next_wake_ms {
+                self.next_wake_ms = wake_ms;
+                self.foresee(wake_ms, What::Wake);
+            }
+        }
+    }
+
+    fn end(mut self) -> Run {
+        let horizon_ms = self.scenario.horizon_ms;
+        for node in &mut self.nodes {
+            node.settle(horizon_ms);
+        }
+        // What a client would have seen after the end, it has not seen.
+        for outcome in &mut self.outcomes {
+            outcome.done_ms = outcome.done_ms.filter(|done| *done <= horizon_ms);
+        }
+        Run {
+            outcomes: self.outcomes,
+            busy_ms: self.nodes.iter().map(Node::prefill_busy_ms).collect(),
+        }
     }
 }

@@ -6,11 +6,17 @@
 //! `policies` and `cache-index`; the others are baselines. Pure: no IO but what a caller passes
 //! in, no clock, no threads.
 //!
-//! A run: a [`trace`] and a [`scenario`] give requests, [`fleet`] plays them.
+//! A run: a [`trace`] and a [`scenario`] give the requests ([`load`]), [`fleet`] plays them under
+//! a policy ([`baselines`] and the product's own), [`figures`] sums up.
 
+pub mod baselines;
 pub mod engine;
+pub mod figures;
 pub mod fleet;
 pub mod homing;
+mod ideal;
+pub mod load;
+pub mod policy;
 pub mod random;
 pub mod router;
 pub mod scenario;

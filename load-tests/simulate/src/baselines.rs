@@ -1,0 +1,11 @@
+//! What do other routers do? Their rules, each after its source, driven like the product's own.
+//!
+//! An honest rule keeps its own accounts from what it is told: what it sent where, what has
+//! answered, which blocks a node says it holds. [`oracle`] alone looks into the nodes.
+
+mod accounts;
+mod choice;
+pub mod load_only;
+pub mod sticky;
+
+pub use choice::{Ring, Ties};
