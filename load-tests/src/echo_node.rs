@@ -74,7 +74,8 @@ impl EchoNode {
     pub async fn serve(self) -> Result<(), LoadError> {
         let args = self.args;
         node_http::serve(self.listener, move |request| {
-            answer(Arc::clone(&args), request)
+            let args = Arc::clone(&args);
+            async move { Ok(answer(args, request).await) }
         })
         .await
     }

@@ -22,6 +22,7 @@ pub mod gateway_bench;
 pub mod http;
 pub mod http_bench;
 pub mod measure;
+pub mod node;
 mod node_http;
 pub mod policy;
 pub mod process;

@@ -13,7 +13,7 @@ use load_tests::error::LoadError;
 use load_tests::report::Report;
 use load_tests::{
     agent, answers, clients, constrain_bench, echo_node, engine_bench, fairness_bench,
-    gateway_bench, http_bench, policy, scripted_node, soak,
+    gateway_bench, http_bench, node, policy, scripted_node, soak,
 };
 use serde::Serialize;
 
@@ -40,6 +40,8 @@ enum Tool {
     Soak(soak::Args),
     /// The product's routing policies for an outside simulator: JSON lines on stdin and stdout
     Policy(policy::Args),
+    /// Simulated nodes over real HTTP and KV events
+    Node(Box<node::Args>),
     /// SDKs, frameworks and coding agents, each through a conversation with tools
     #[command(hide = true)]
     Clients(clients::Args),
@@ -151,6 +153,11 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
         Tool::GatewayBench(args) => {
             let comparison = gateway_bench::run(&args).await?;
             show(&comparison.table(), &comparison, args.json.as_deref())
+        }
+        Tool::Node(args) => {
+            let nodes = node::Nodes::bind(&args).await?;
+            println!("{}", json(&nodes.places()?)?);
+            until_stdin_ends(nodes.serve(), args.exit_with_stdin).await
         }
         Tool::EchoNode(args) => {
             let node = echo_node::EchoNode::bind(&args).await?;

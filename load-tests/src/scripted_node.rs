@@ -80,7 +80,7 @@ impl ScriptedNode {
         let node = self.node;
         node_http::serve(self.listener, move |request| {
             let node = Arc::clone(&node);
-            async move { node.answer(request).await }
+            async move { Ok(node.answer(request).await) }
         })
         .await
     }
