@@ -11,6 +11,10 @@ use crate::kv::table::Scope;
 use crate::metrics::Ending;
 use crate::sample::Sampling;
 
+/// A prefix counts as used at most so much later than it was: clients may ask for a day, and a pool
+/// turns over in minutes.
+pub const KEEP_MAX: Duration = Duration::from_secs(3600);
+
 /// A request, ready to run. Start from [`Job::generate`] and set what differs.
 pub struct Job {
     /// Named in logs.
@@ -36,6 +40,9 @@ pub struct Job {
     /// Lower goes first, 0 is ordinary, as vLLM has it. It orders the requests of one cache salt
     /// among themselves.
     pub priority: i32,
+    /// For how much longer than others its blocks are wanted once it has ended; at most
+    /// [`KEEP_MAX`] counts.
+    pub keep: Duration,
     /// When the whole request is given up, whether it waits or runs.
     pub deadline: Option<Instant>,
     /// Log probabilities of each token, and so many alternatives; `Some(0)` for the chosen alone.
@@ -71,6 +78,7 @@ impl Job {
             stop_tokens: Vec::new(),
             constraint: None,
             priority: 0,
+            keep: Duration::ZERO,
             deadline: None,
             logprobs: None,
             token_ids: false,

@@ -28,7 +28,7 @@ use std::time::Instant;
 use cache_index::block::BLOCK_TOKENS;
 
 pub use handle::{Handle, Load, Ticket};
-pub use job::{Held, HeldInfo, Job, Output, Pooling, Produced, TicketId, Usage, Work};
+pub use job::{Held, HeldInfo, Job, KEEP_MAX, Output, Pooling, Produced, TicketId, Usage, Work};
 pub use pins::HOLD_MAX;
 
 use crate::events::EventLog;
@@ -123,6 +123,7 @@ fn scopeguard(run: impl FnOnce()) -> impl Drop {
 struct Engine {
     parts: Parts,
     shared: Arc<Shared>,
+    started: Instant,
     pool: Pool,
     pins: Pins,
     sampler: Sampler,
@@ -149,6 +150,7 @@ impl Engine {
     fn new(parts: Parts, shared: Arc<Shared>) -> Self {
         Self {
             shared,
+            started: Instant::now(),
             pool: Pool::new(parts.kv_blocks),
             pins: Pins::default(),
             sampler: Sampler::default(),

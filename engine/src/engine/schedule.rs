@@ -305,7 +305,8 @@ impl Engine {
             self.shared.joined();
         }
         let scope = sequence.job.scope.clone();
-        let table = BlockTable::claim(&mut self.pool, scope, &sequence.chain);
+        let mut table = BlockTable::claim(&mut self.pool, scope, &sequence.chain);
+        table.keep(u64::try_from(sequence.job.keep.as_millis()).unwrap_or(u64::MAX));
         let first = sequence.join(table, &self.parts.metrics);
         if first {
             let voice = Voice {

@@ -18,6 +18,9 @@ impl Engine {
     pub(super) fn step(&mut self) {
         let started = Instant::now();
         self.preempted = false;
+        let up = started.saturating_duration_since(self.started);
+        self.pool
+            .tell_time(u64::try_from(up.as_millis()).unwrap_or(u64::MAX));
         self.drop_gone(started);
         self.expire_pins(started);
         let plan = self.schedule();

@@ -2,15 +2,17 @@
 //!
 //! A block is free, private to one sequence (being written), or published (full, computed, found
 //! by hash, shared by reference count). An idle published block is the cache: it costs nothing to
-//! keep and is the first to go, leaf by leaf, least recently used first. Sequences hold whole
-//! chains from the root, so a used block never has an idle parent.
+//! keep and is the first to go, leaf by leaf, least recently used first. A prefix that a client
+//! wants for longer counts as used later than it was, by a bounded time: it outlives others that
+//! are about as old, and nobody can fill a pool for good. Sequences hold whole chains from the
+//! root, so a used block never has an idle parent.
 //!
 //! Every change of what can be found again is noted and handed out once per step, which is what
 //! the KV events are made of.
 
 use cache_index::block::BlockHash;
 
-use super::prefix::{Content, PrefixIndex};
+use super::prefix::{Content, LastUse, PrefixIndex};
 use crate::model::BlockId;
 
 /// A change of what the pool can serve from cache, in the order in which it happened.
@@ -44,7 +46,9 @@ pub struct Pool {
     states: Vec<State>,
     free: Vec<BlockId>,
     prefix: PrefixIndex,
-    /// Counts releases; the clock of the eviction order.
+    /// The time, as last told.
+    now_ms: u64,
+    /// Counts releases, for those at the same time.
     tick: u64,
     changes: Vec<Change>,
 }
@@ -56,6 +60,7 @@ impl Pool {
             states: vec![State::Free; blocks as usize],
             free: (0..blocks).rev().map(BlockId).collect(),
             prefix: PrefixIndex::new(blocks as usize),
+            now_ms: 0,
             tick: 0,
             changes: Vec::new(),
         }
@@ -142,15 +147,25 @@ impl Pool {
         block
     }
 
+    /// Tells the time, which only grows. A pool that is never told keeps to the order of releases.
+    pub fn tell_time(&mut self, now_ms: u64) {
+        self.now_ms = self.now_ms.max(now_ms);
+    }
+
     /// Gives blocks back: private ones become free, published ones idle once nobody uses them.
-    pub fn release(&mut self, blocks: &[BlockId]) {
+    /// These count as used `keep_ms` later than now.
+    pub fn release(&mut self, blocks: &[BlockId], keep_ms: u64) {
         self.tick += 1;
+        let last_use = LastUse {
+            wanted_ms: self.now_ms.saturating_add(keep_ms),
+            tick: self.tick,
+        };
         for block in blocks {
             match self.state(*block) {
                 State::Private => self.free_private(*block),
                 State::Published { users: 1 } => {
                     self.states[block.0 as usize] = State::Published { users: 0 };
-                    self.prefix.set_idle(*block, self.tick);
+                    self.prefix.set_idle(*block, last_use);
                 }
                 State::Published { users } => {
                     let users = users.checked_sub(1).expect("a released block has a user");

@@ -2,7 +2,8 @@
 //!
 //! A published block is known by its chained hash, so finding one means finding its whole prefix.
 //! Two facts keep that true: a block's parent is published before it, and only leaves are evicted.
-//! Among idle leaves the least recently used goes first; taking a leaf can make its parent one.
+//! Among idle leaves the least recently used goes first, where a block that is wanted for longer
+//! counts as used later; taking a leaf can make its parent one.
 //!
 //! Left out on purpose: reference counts. The pool tells this index when a block becomes idle or
 //! used, and the index answers who could go.
@@ -27,13 +28,23 @@ pub struct Content {
     pub salt: Option<Arc<str>>,
 }
 
+/// When a block became idle, for the order of eviction: its time on the pool's clock and for how
+/// much longer it is wanted, together, in milliseconds; then the count of releases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LastUse {
+    /// Milliseconds.
+    pub wanted_ms: u64,
+    /// Releases before this one.
+    pub tick: u64,
+}
+
 #[derive(Debug)]
 struct Entry {
     content: Content,
     /// Published blocks whose parent is this one.
     children: u32,
-    /// Set while nobody uses the block: the tick of its last use.
-    idle_since: Option<u64>,
+    /// Set while nobody uses the block.
+    idle_since: Option<LastUse>,
 }
 
 /// Published blocks by hash, and the order in which idle ones would go.
@@ -41,7 +52,7 @@ struct Entry {
 pub struct PrefixIndex {
     by_hash: HashMap<BlockHash, BlockId>,
     entries: Vec<Option<Entry>>,
-    idle_leaves: BTreeSet<(u64, BlockId)>,
+    idle_leaves: BTreeSet<(LastUse, BlockId)>,
     idle: usize,
 }
 
@@ -107,13 +118,13 @@ impl PrefixIndex {
     }
 
     /// Notes that nobody uses a published block any more.
-    pub fn set_idle(&mut self, block: BlockId, tick: u64) {
+    pub fn set_idle(&mut self, block: BlockId, last_use: LastUse) {
         let entry = self.entry_mut(block);
         assert!(entry.idle_since.is_none(), "block {} idle twice", block.0);
-        entry.idle_since = Some(tick);
+        entry.idle_since = Some(last_use);
         let leaf = entry.children == 0;
         if leaf {
-            self.idle_leaves.insert((tick, block));
+            self.idle_leaves.insert((last_use, block));
         }
         self.idle += 1;
     }

@@ -30,6 +30,8 @@ pub struct BlockTable {
     blocks: Vec<BlockId>,
     /// Hashes of the published leading blocks.
     hashes: Vec<BlockHash>,
+    /// For how much longer they are wanted than others.
+    keep_ms: u64,
 }
 
 /// No block could be allocated.
@@ -46,7 +48,13 @@ impl BlockTable {
             scope,
             blocks,
             hashes,
+            keep_ms: 0,
         }
+    }
+
+    /// Makes the blocks count as used so much later than they were, once they are given back.
+    pub fn keep(&mut self, keep_ms: u64) {
+        self.keep_ms = keep_ms;
     }
 
     /// The blocks in order.
@@ -106,7 +114,7 @@ impl BlockTable {
         );
         let keep = tokens.div_ceil(BLOCK_TOKENS);
         if keep < self.blocks.len() {
-            pool.release(&self.blocks.split_off(keep));
+            pool.release(&self.blocks.split_off(keep), 0);
         }
     }
 
@@ -118,7 +126,7 @@ impl BlockTable {
     /// Gives every block back, and makes those from `first` on unfindable, as far as nobody else
     /// uses them: what a broken pass computed is not served to anybody.
     pub fn withdraw(self, pool: &mut Pool, first: usize) {
-        pool.release(&self.blocks);
+        pool.release(&self.blocks, 0);
         let published = &self.blocks[..self.hashes.len()];
         for block in published.iter().skip(first).rev() {
             pool.withdraw(*block);
@@ -127,6 +135,6 @@ impl BlockTable {
 
     /// Gives every block back to the pool.
     pub fn release(self, pool: &mut Pool) {
-        pool.release(&self.blocks);
+        pool.release(&self.blocks, self.keep_ms);
     }
 }

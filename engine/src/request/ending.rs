@@ -129,6 +129,16 @@ pub(super) fn timeout(fields: &Fields<'_>) -> Result<Option<Duration>, ApiError>
     Ok(seconds.map(Duration::from_secs_f64))
 }
 
+/// Reads the header `x-cache-retention-s`.
+pub fn retention_header(value: &str) -> Result<Duration, ApiError> {
+    let seconds = value.trim().parse::<u32>().ok();
+    let keep = seconds.map(|seconds| Duration::from_secs(seconds.into()));
+    keep.ok_or_else(|| {
+        let message = "`x-cache-retention-s` must be a whole number of seconds.";
+        ApiError::field("x-cache-retention-s", message)
+    })
+}
+
 /// Reads the header `x-request-timeout-ms`.
 pub fn timeout_header(value: &str) -> Result<Duration, ApiError> {
     let most = TIMEOUT_S_MAX * 1e3;

@@ -15,7 +15,7 @@ use prompt::{ChatInput, PromptBuilder, PromptError, SegmentCache};
 
 use super::constraint::{Constraints, Formats};
 use super::{Dialect, Embedding, Generation, Parallel, Source, Task, Tokenization};
-use crate::engine::{Job, Pooling, Work};
+use crate::engine::{Job, KEEP_MAX, Pooling, Work};
 use crate::error::{ApiError, Kind};
 use crate::kv::table::Scope;
 
@@ -101,6 +101,8 @@ pub struct Arrival {
     pub at: Instant,
     /// When, for templates that print the date.
     pub unix_seconds: i64,
+    /// For how much longer than others its blocks are wanted.
+    pub keep: Duration,
 }
 
 impl Served {
@@ -179,6 +181,7 @@ impl Served {
             job.stop_tokens = self.stop_tokens(&request);
             job.constraint = compiled.as_ref().map(constrain::Compiled::start);
             job.priority = request.priority;
+            job.keep = arrival.keep.min(KEEP_MAX);
             job.deadline = request.timeout.map(|timeout| arrival.at + timeout);
             job.logprobs = request.logprobs;
             job.token_ids = request.token_ids;

@@ -40,6 +40,7 @@ pub(super) const INLINE_BODY_BYTES_MAX: usize = 16 << 10;
 const PROMPT_TOKENS: HeaderName = HeaderName::from_static("x-node-prompt-tokens");
 const LAST_BLOCK: HeaderName = HeaderName::from_static("x-node-last-block");
 const TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
+const RETENTION_S: HeaderName = HeaderName::from_static("x-cache-retention-s");
 /// Tells proxies such as nginx to pass a stream on as it comes.
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
@@ -59,14 +60,16 @@ impl Asked {
         request_id: &Arc<str>,
         headers: &HeaderMap,
     ) -> Result<Self, ApiError> {
-        let timeout = headers.get(TIMEOUT_MS);
-        let timeout = timeout.map(|value| request::timeout_header(value.to_str().unwrap_or("")));
+        let header = |name| Some(headers.get(name)?.to_str().unwrap_or(""));
+        let timeout = header(TIMEOUT_MS).map(request::timeout_header);
+        let keep = header(RETENTION_S).map(request::retention_header);
         Ok(Self {
             caller,
             arrival: Arrival {
                 request_id: Arc::clone(request_id),
                 at: Instant::now(),
                 unix_seconds: unix_seconds(),
+                keep: keep.transpose()?.unwrap_or_default(),
             },
             timeout: timeout.transpose()?,
         })

@@ -218,3 +218,32 @@ fn a_prefilled_prompt_stays_until_it_is_released() {
     let refused = anonymous.post(CHAT, &body).error();
     assert_eq!((refused.0, &*refused.1), (403, "node_token_required"));
 }
+
+/// Would catch a retention that nobody acts on, and one that keeps more than its share.
+#[test]
+fn a_prefix_that_is_wanted_for_longer_outlives_a_newer_one() {
+    // Room for two of three prompts.
+    let node = Node::start(&["--kv-memory", "22MiB"]);
+    let ask = |text: &str, header: &str| {
+        let text = format!("{text} and so on ").repeat(100);
+        let fields = json!({"max_tokens": 1, "messages": user(&text)});
+        let bytes = chat_body(fields).to_string();
+        let reply = node.send("POST", "/v1/chat/completions", header, bytes.as_bytes());
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        cached(&reply.json())
+    };
+    ask("first", "x-cache-retention-s: 600\r\n");
+    ask("second", "");
+    ask("third", "");
+    assert!(ask("first", "") > 300, "it was wanted for ten minutes");
+    let refused = node.send(
+        "POST",
+        "/v1/chat/completions",
+        "x-cache-retention-s: long\r\n",
+        chat_body(json!({"messages": user("hi")}))
+            .to_string()
+            .as_bytes(),
+    );
+    let param = Some("x-cache-retention-s".to_owned());
+    assert_eq!(refused.error(), (400, "invalid_value".into(), param));
+}

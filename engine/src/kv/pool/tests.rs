@@ -13,6 +13,7 @@ use super::{Change, Pool};
 struct Twin {
     held: Vec<TwinBlock>,
     private: usize,
+    now_ms: u64,
     tick: u64,
 }
 
@@ -20,7 +21,8 @@ struct TwinBlock {
     hash: BlockHash,
     parent: BlockHash,
     users: usize,
-    last_use: u64,
+    /// Until when it counts as used, then the count of releases.
+    last_use: (u64, u64),
 }
 
 impl Twin {
@@ -82,7 +84,7 @@ impl Twin {
                     hash,
                     parent,
                     users: 1,
-                    last_use: 0,
+                    last_use: (0, 0),
                 });
                 self.private -= 1;
             }
@@ -135,23 +137,30 @@ fn check(seed: u64, blocks: u32, steps: usize) {
             3 if !live.is_empty() => {
                 let which = random.below(live.len());
                 let (gone, scope) = live.swap_remove(which);
+                let keep_ms = [0, 0, 3, 20][random.below(4)];
                 twin.tick += 1;
+                twin.now_ms += random.below(8) as u64;
+                pool.tell_time(twin.now_ms);
+                let withdraws = random.below(4) == 0;
+                let last_use = (twin.now_ms + if withdraws { 0 } else { keep_ms }, twin.tick);
                 for hash in &hash_chain(&scope.namespace, &gone.tokens[..gone.computed]) {
                     let at = twin
                         .find(*hash)
                         .expect("a published block stays while used");
                     twin.held[at].users -= 1;
-                    twin.held[at].last_use = twin.tick;
+                    twin.held[at].last_use = last_use;
                 }
                 twin.private -= gone.table.blocks().len() - gone.computed / 16;
-                if random.below(4) == 0 {
+                if withdraws {
                     let chain = hash_chain(&scope.namespace, &gone.tokens[..gone.computed]);
                     let first = random.below(chain.len() + 1);
                     gone.table.withdraw(&mut pool, first);
                     let expected = twin.withdraw(&chain[first..]);
                     assert_eq!(pool.take_changes(), expected, "withdrawn, seed {seed}");
                 } else {
-                    gone.table.release(&mut pool);
+                    let mut table = gone.table;
+                    table.keep(keep_ms);
+                    table.release(&mut pool);
                 }
             }
             _ => {}
@@ -289,4 +298,24 @@ fn a_leaf_goes_before_its_parent_and_the_oldest_chain_first() {
         pool.check_integrity();
     }
     assert_eq!(pool.allocate(), None, "a full pool says so");
+}
+
+#[test]
+fn what_is_wanted_for_longer_outlives_others_of_its_age_and_no_more() {
+    let mut pool = Pool::new(3);
+    let mut chains = Vec::new();
+    for (token, at_ms, keep_ms) in [(1, 0, 100), (2, 50, 0), (3, 150, 0)] {
+        let mut table = BlockTable::claim(&mut pool, scope("a"), &[]);
+        table.grow(&mut pool, 16).expect("a block is free");
+        table.publish(&mut pool, &[token; 16]);
+        table.keep(keep_ms);
+        pool.tell_time(at_ms);
+        table.release(&mut pool);
+        chains.push(hash_chain(&scope("a").namespace, &[token; 16])[0]);
+    }
+    pool.take_changes();
+    for expected in [chains[1], chains[0], chains[2]] {
+        pool.allocate().expect("idle blocks can be evicted");
+        assert_eq!(pool.take_changes(), [Change::Removed(expected)]);
+    }
 }
