@@ -14,11 +14,13 @@
 //! An answer reaches from the last control token before it (the *opener*, learnt from the template)
 //! to the next one that ends a turn. Left out: templates without a control token there.
 
+use std::borrow::Borrow;
+
 use serde_json::{Value as Json, json};
 
 use crate::build::{ChatInput, PromptBuilder};
 use crate::marks::{Marks, Part};
-use crate::segments::SegmentCache;
+use crate::segments::{Prefix, SegmentCache};
 use crate::tokenizer::{Piece, Tokenizer};
 
 /// What the form of a call, or of reasoning, may add to an answer besides the pieces told to the
@@ -39,9 +41,9 @@ pub struct Answered<'a> {
 impl PromptBuilder {
     /// Remembers an answer for `chat_with_answers`, called with the request that it answers. False
     /// if it cannot be used: the template drops parts of it, or its tokens are not its text.
-    pub fn remember(
+    pub fn remember<M: Borrow<Json>>(
         &self,
-        input: &ChatInput<'_>,
+        input: &ChatInput<'_, M>,
         answer: &Answered<'_>,
         known: &SegmentCache,
     ) -> bool {
@@ -50,9 +52,9 @@ impl PromptBuilder {
             .is_some()
     }
 
-    fn entry(
+    fn entry<M: Borrow<Json>>(
         &self,
-        input: &ChatInput<'_>,
+        input: &ChatInput<'_, M>,
         answer: &Answered<'_>,
         known: &SegmentCache,
     ) -> Option<Entry> {
@@ -60,12 +62,10 @@ impl PromptBuilder {
         let opener = template.opener()?;
         let at = answer.prompt.iter().rposition(|token| *token == opener)?;
         let (before, tail) = answer.prompt.split_at(at + 1);
-        let messages = with_next_turn(input.messages, answer.message);
-        let next = ChatInput {
-            messages: &messages,
-            ..*input
-        };
-        let rendered = template.render(&next).ok()?;
+        let added = next_turn(answer.message);
+        let messages: Vec<&Json> = input.messages.iter().map(Borrow::borrow).collect();
+        let messages = [&messages[..], &added.iter().collect::<Vec<_>>()].concat();
+        let rendered = template.render(&input.of(&messages)).ok()?;
         let (prefix, span) = self.span_behind(&rendered, before, known)?;
         let tokens = self.tokens_of(span, tail, answer)?;
         Some(Entry {
@@ -119,11 +119,15 @@ impl PromptBuilder {
         let template = self.template()?;
         let mut tokens = Vec::with_capacity(before.len());
         let mut found = None;
+        let mut progress = Progress {
+            asks: true,
+            ..Progress::new(known)
+        };
         self.walk(
             template,
             rendered,
             known,
-            &mut tokens,
+            (&mut tokens, &mut progress),
             |tokens, prefix, span| {
                 if tokens.len() < before.len() {
                     return true;
@@ -147,11 +151,10 @@ pub(crate) struct Entry {
     pub(crate) tokens: Vec<u32>,
 }
 
-/// The conversation as its next turn will send it. Templates treat the last message in their own
-/// ways, and drop reasoning once the user speaks again: so something follows.
-fn with_next_turn(messages: &[Json], answer: &Json) -> Vec<Json> {
-    let mut next = messages.to_vec();
-    next.push(answer.clone());
+/// What the next turn will add. Templates treat the last message in their own ways, and drop
+/// reasoning once the user speaks again: so something follows the answer.
+fn next_turn(answer: &Json) -> Vec<Json> {
+    let mut next = vec![answer.clone()];
     match answer["tool_calls"].as_array() {
         Some(calls) if !calls.is_empty() => next.extend(calls.iter().map(|call| {
             json!({"role": "tool", "tool_call_id": call["id"], "content": "-",
@@ -263,23 +266,75 @@ impl<'a> Said<'a> {
     }
 }
 
-/// Appends a rendered text's tokens, asking at each opener what is known of the span behind it.
+/// How far a walk through a rendered text has come, besides its tokens.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    /// Whether answers are asked for at all.
+    asks: bool,
+    pub(crate) prefix: Prefix,
+    /// Answers known by their own tokens.
+    pub(crate) answers: usize,
+    /// Up to where the text will stay as messages are added, and the last place before that at
+    /// which the walk can be taken up.
+    pub(crate) settled: Option<usize>,
+    pub(crate) cut: Option<Cut>,
+}
+
+/// A control token at which a walk can be taken up: what stands before it is done.
+#[derive(Debug, Clone)]
+pub(crate) struct Cut {
+    /// Where in the text it stands.
+    pub(crate) offset: usize,
+    /// How many tokens and answers are before it.
+    pub(crate) tokens: usize,
+    pub(crate) answers: usize,
+    pub(crate) prefix: Prefix,
+}
+
+impl Progress {
+    pub(crate) fn new(known: &SegmentCache) -> Self {
+        Self {
+            asks: known.holds_answers(),
+            prefix: known.prefix(),
+            answers: 0,
+            settled: None,
+            cut: None,
+        }
+    }
+
+    /// A control token stands at `offset`, outside of an answer.
+    fn pass(&mut self, offset: usize, tokens: usize) {
+        if self.settled.is_some_and(|end| offset < end) {
+            self.cut = Some(Cut {
+                offset,
+                tokens,
+                answers: self.answers,
+                prefix: self.prefix.clone(),
+            });
+        }
+    }
+}
+
 impl PromptBuilder {
-    /// `visit` is told the tokens so far, their fingerprint and the span; it says whether to go on.
+    /// Appends a rendered text's tokens, asking at each opener what is known of the span behind
+    /// it. `visit` is told the tokens so far, their fingerprint and the span; it says whether to
+    /// go on.
     pub(crate) fn walk<'r>(
         &self,
         template: &'r crate::template::Template,
         rendered: &'r str,
         known: &SegmentCache,
-        tokens: &mut Vec<u32>,
+        (tokens, progress): (&mut Vec<u32>, &mut Progress),
         mut visit: impl FnMut(&[u32], u64, &'r str) -> bool,
-    ) -> usize {
+    ) {
         let (tokenizer, marks) = (self.tokenizer(), template.marks());
         let ends = tokenizer.eos_ids();
-        let mut prefix = known.prefix();
-        let mut answers = 0;
         let mut walk = marks.walk(rendered);
-        while let Some(piece) = walk.next() {
+        // The end of the answer that the walk is in.
+        let mut span_end = 0;
+        loop {
+            let offset = rendered.len() - walk.left();
+            let Some(piece) = walk.next() else { return };
             match piece {
                 Piece::Text(text) => {
                     for part in marks.text_parts(text) {
@@ -290,6 +345,9 @@ impl PromptBuilder {
                     }
                 }
                 Piece::Token(token) => {
+                    if offset >= span_end {
+                        progress.pass(offset, tokens.len());
+                    }
                     tokens.push(token);
                     if Some(token) != template.opener() {
                         continue;
@@ -297,17 +355,20 @@ impl PromptBuilder {
                     let Some(span) = walk.until(ends).filter(|span| !span.is_empty()) else {
                         continue;
                     };
-                    let fingerprint = prefix.of(tokens);
+                    span_end = span_end.max(rendered.len() - walk.left() + span.len());
+                    if !progress.asks {
+                        continue;
+                    }
+                    let fingerprint = progress.prefix.of(tokens);
                     if !visit(tokens, fingerprint, span) {
-                        return answers;
+                        return;
                     }
                     if known.push_answer(tokenizer, fingerprint, span, tokens) {
-                        answers += 1;
+                        progress.answers += 1;
                         walk.pass(span.len());
                     }
                 }
             }
         }
-        answers
     }
 }

@@ -1,6 +1,11 @@
 //! How does a request become tokens? Normalise, render, take apart at control tokens, and look up
 //! or encode the text between them.
 
+use std::borrow::Borrow;
+
+use serde_json::Value as Json;
+
+use crate::answers::Progress;
 use crate::error::{LoadError, PromptError};
 use crate::gguf::Header;
 use crate::marks::Part;
@@ -9,16 +14,39 @@ use crate::template::Template;
 use crate::tokenizer::{Piece, Tokenizer};
 
 /// A chat request's parts that reach the model.
-#[derive(Debug, Clone, Copy)]
-pub struct ChatInput<'a> {
-    /// The request's `messages`.
-    pub messages: &'a [serde_json::Value],
+#[derive(Debug)]
+pub struct ChatInput<'a, M = Json> {
+    /// The request's `messages`: JSON values, or what stands for them.
+    pub messages: &'a [M],
     /// The request's `tools`.
-    pub tools: Option<&'a serde_json::Value>,
+    pub tools: Option<&'a Json>,
     /// The request's `chat_template_kwargs`: extra variables for the template.
-    pub template_kwargs: Option<&'a serde_json::Map<String, serde_json::Value>>,
+    pub template_kwargs: Option<&'a serde_json::Map<String, Json>>,
     /// Now, for templates that print the date (UTC).
     pub unix_seconds: i64,
+}
+
+impl<M> Clone for ChatInput<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for ChatInput<'_, M> {}
+
+impl<'a, M> ChatInput<'a, M> {
+    /// The same request with these messages.
+    pub(crate) fn of<'m, N>(&self, messages: &'m [N]) -> ChatInput<'m, N>
+    where
+        'a: 'm,
+    {
+        ChatInput {
+            messages,
+            tools: self.tools,
+            template_kwargs: self.template_kwargs,
+            unix_seconds: self.unix_seconds,
+        }
+    }
 }
 
 /// A prompt, and how many answers within it are known by their own tokens.
@@ -65,9 +93,9 @@ impl PromptBuilder {
 
     /// The tokens of a chat request, generation prompt included. Control tokens come from the
     /// template alone; their text inside messages stays text.
-    pub fn chat(
+    pub fn chat<M: Borrow<Json>>(
         &self,
-        input: &ChatInput<'_>,
+        input: &ChatInput<'_, M>,
         known: &SegmentCache,
     ) -> Result<Vec<u32>, PromptError> {
         let template = self.template.as_ref().ok_or(PromptError::NoTemplate)?;
@@ -84,9 +112,9 @@ impl PromptBuilder {
 
     /// The same, with the tokens that `remember` was told for answers within the conversation in
     /// place of the tokenizer's own.
-    pub fn chat_with_answers(
+    pub fn chat_with_answers<M: Borrow<Json>>(
         &self,
-        input: &ChatInput<'_>,
+        input: &ChatInput<'_, M>,
         known: &SegmentCache,
     ) -> Result<ChatTokens, PromptError> {
         if !known.holds_answers() {
@@ -96,8 +124,13 @@ impl PromptBuilder {
         let template = self.template.as_ref().ok_or(PromptError::NoTemplate)?;
         let rendered = template.render(input)?;
         let mut tokens = Vec::with_capacity(rendered.len() / 3);
-        let answers = self.walk(template, &rendered, known, &mut tokens, |_, _, _| true);
-        Ok(ChatTokens { tokens, answers })
+        let mut progress = Progress::new(known);
+        let so_far = (&mut tokens, &mut progress);
+        self.walk(template, &rendered, known, so_far, |_, _, _| true);
+        Ok(ChatTokens {
+            tokens,
+            answers: progress.answers,
+        })
     }
 
     /// The tokens of a plain prompt, with BOS where the model file asks for it. Control tokens in

@@ -4,8 +4,8 @@
 //! come `tokenizer` and `template`. A chat request goes through `build`: `messages` checks and
 //! normalises it, `template` renders it (with `clock` and `json` for what templates call), `marks`
 //! tells the template's control tokens from users' text, and `segments` remembers what text became
-//! which tokens, so that a turn costs its new part; `answers` remembers which tokens the model
-//! itself produced. `tools` and `calls` check tools, calls and results, and `hermes` shows them to models
+//! which tokens; `append` finds templates that only append, of whose prompts `growing` makes only
+//! the new part; `answers` remembers which tokens the model itself produced. `tools` and `calls` check tools, calls and results, and `hermes` shows them to models
 //! whose templates do not know them. Pure: bytes and values in, values out; the
 //! clock is an argument.
 //!
@@ -16,11 +16,13 @@
 pub mod gguf;
 
 mod answers;
+mod append;
 mod build;
 mod calls;
 mod clock;
 mod counts;
 mod error;
+mod growing;
 mod hermes;
 mod json;
 mod marks;
@@ -34,5 +36,6 @@ pub use answers::Answered;
 pub use build::{ChatInput, ChatTokens, PromptBuilder};
 pub use counts::SegmentCounts;
 pub use error::{LoadError, PromptError};
+pub use growing::Begun;
 pub use segments::SegmentCache;
 pub use tokenizer::Tokenizer;

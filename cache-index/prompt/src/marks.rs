@@ -16,10 +16,12 @@ use std::borrow::Cow;
 use crate::error::LoadError;
 use crate::tokenizer::{Finder, Piece, Tokenizer};
 
-/// Marks are U+F0000 up to, not including, `ESCAPE`: the start of a private-use plane.
+/// Marks are U+F0000 up to, not including, `BOUNDARY`: the start of a private-use plane.
 const MARK_FIRST: u32 = 0xf_0000;
 /// Says that the next character is escaped.
 const ESCAPE: char = '\u{f0fff}';
+/// Where a message begins or ends, written by templates that only append (`append`).
+pub(crate) const BOUNDARY: char = '\u{f0ffe}';
 /// How far an escaped character is moved, out of the range that needs escaping.
 const ESCAPE_SHIFT: u32 = 0x1000;
 /// Behind `ESCAPE`: nothing; the pair only breaks a control token's text apart.
@@ -53,8 +55,8 @@ impl Marks {
                 self.tokens.push(token);
                 self.tokens.len() - 1
             });
-        let mark = char::from_u32(MARK_FIRST + at as u32).filter(|mark| *mark < ESCAPE);
-        mark.ok_or_else(|| LoadError::Template("it names more than 4,095 control tokens".into()))
+        let mark = char::from_u32(MARK_FIRST + at as u32).filter(|mark| *mark < BOUNDARY);
+        mark.ok_or_else(|| LoadError::Template("it names more than 4,094 control tokens".into()))
     }
 
     /// A template's source with marks in place of control tokens.
@@ -196,6 +198,11 @@ impl<'a> AtMarks<'a> {
             token.is_some_and(|token| ends.contains(&token))
         })?;
         Some(&self.rest[..end])
+    }
+
+    /// How many bytes are left.
+    pub(crate) fn left(&self) -> usize {
+        self.rest.len()
     }
 
     /// Passes over so many bytes.

@@ -53,6 +53,14 @@ pub(crate) struct Normaliser<'a> {
     pub(crate) style: &'a Style,
 }
 
+/// A conversation as its template sees it.
+pub(crate) struct Conversation {
+    pub(crate) messages: Vec<Value>,
+    pub(crate) tools: Value,
+    /// Whether messages to come cannot change where the tools are introduced.
+    pub(crate) is_introduced: bool,
+}
+
 /// A message on its way to the template; every string in it is escaped.
 struct Normal {
     role: &'static str,
@@ -85,12 +93,19 @@ impl Normaliser<'_> {
     /// The template's `messages` and `tools`.
     pub(crate) fn conversation(
         &self,
-        messages: &[Json],
+        messages: &[&Json],
         tools: Option<&Json>,
-    ) -> Result<(Value, Value), PromptError> {
+    ) -> Result<Conversation, PromptError> {
         let Style { knows, hermes, .. } = self.style;
         let tools = tools.map_or(Ok(None), tools::checked)?;
-        let mut messages = self.messages(messages)?;
+        if messages.is_empty() {
+            return Err(invalid("messages", "is empty; send at least one message"));
+        }
+        let mut messages = self.messages(messages, Called::default())?;
+        let is_introduced = tools.is_none()
+            || knows.tools
+            || knows.system
+            || messages.iter().any(|message| message.role == "user");
         let tools = match tools {
             Some(tools) if knows.tools => tools.iter().map(|tool| self.value(tool)).collect(),
             Some(tools) => {
@@ -99,8 +114,38 @@ impl Normaliser<'_> {
             }
             None => Value::from(()),
         };
-        let messages = messages.into_iter().map(Value::from).collect();
-        Ok((messages, tools))
+        Ok(Conversation {
+            messages: messages.into_iter().map(Value::from).collect(),
+            tools,
+            is_introduced,
+        })
+    }
+
+    /// Messages that are added behind others, given from the last to the first; none where they
+    /// are unsound, or do not stand for themselves.
+    pub(crate) fn more<'m>(
+        &self,
+        earlier: impl Iterator<Item = &'m Json>,
+        new: &[&'m Json],
+    ) -> Option<Vec<Value>> {
+        let role = |message: &Json| {
+            message
+                .get("role")
+                .and_then(Json::as_str)
+                .map(str::to_owned)
+        };
+        let is_result =
+            |message: &Json| matches!(role(message).as_deref(), Some("tool" | "function"));
+        if !self.style.knows.tool_role && new.first().is_some_and(|first| is_result(first)) {
+            // It may belong to the turn of the results before it.
+            return None;
+        }
+        let called = match new.iter().any(|message| is_result(message)) {
+            true => Called::latest(earlier)?,
+            false => Called::default(),
+        };
+        let normal = self.messages(new, called).ok()?;
+        Some(normal.into_iter().map(Value::from).collect())
     }
 
     /// Any JSON value as the template's.
@@ -130,12 +175,13 @@ impl Normaliser<'_> {
         }
     }
 
-    fn messages(&self, messages: &[Json]) -> Result<Vec<Normal>, PromptError> {
-        if messages.is_empty() {
-            return Err(invalid("messages", "is empty; send at least one message"));
-        }
+    /// Messages behind those whose calls are `called`.
+    fn messages<'m>(
+        &self,
+        messages: &[&'m Json],
+        mut called: Called<'m>,
+    ) -> Result<Vec<Normal>, PromptError> {
         let mut normal: Vec<Normal> = Vec::with_capacity(messages.len() + 1);
-        let mut called = Called::default();
         // Whether the last message is a user turn that holds tool results.
         let mut in_results = false;
         for (at, message) in messages.iter().enumerate() {

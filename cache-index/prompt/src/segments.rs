@@ -253,9 +253,18 @@ impl SegmentCache {
 }
 
 /// A fingerprint over the tokens of a growing prompt; each token is read once.
+#[derive(Clone)]
 pub(crate) struct Prefix {
     hasher: <RandomState as BuildHasher>::Hasher,
     tokens: usize,
+}
+
+impl std::fmt::Debug for Prefix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prefix")
+            .field("tokens", &self.tokens)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Prefix {

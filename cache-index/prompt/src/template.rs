@@ -5,19 +5,21 @@
 //! The template comes from a file and may be hostile: it has no access to anything but its
 //! variables, and its work is bounded by fuel, which also pays for the memory it makes.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
+use crate::append::{with_boundaries, without_boundaries};
 use crate::build::ChatInput;
 use crate::error::{LoadError, PromptError};
 use crate::gguf::Header;
 use crate::hermes::{Hermes, Knows};
 use crate::marks::Marks;
-use crate::messages::{Developer, Normaliser, Style, invalid};
+use crate::messages::{Conversation, Developer, Normaliser, Style, invalid};
 use crate::tokenizer::Tokenizer;
 use crate::{clock, json};
 
@@ -56,6 +58,8 @@ pub(crate) struct Template {
     style: Style,
     /// The last control token before an answer; none where the template writes none there.
     opener: Option<u32>,
+    /// Whether it only appends, and so writes boundaries.
+    appends: bool,
     /// `bos_token` and its like.
     token_variables: Vec<(&'static str, Value)>,
 }
@@ -78,7 +82,7 @@ impl Template {
         let marked = marks.mark_source(&without_generation_tags(source), tokenizer)?;
         let mut environment = environment()?;
         environment
-            .add_template_owned(NAME, marked)
+            .add_template_owned(NAME, marked.clone())
             .map_err(|e| LoadError::Template(e.to_string()))?;
         let style = Style {
             developer: if source.contains("developer") {
@@ -95,12 +99,14 @@ impl Template {
             marks,
             style,
             opener: None,
+            appends: false,
             token_variables,
         };
         template.style.knows.system = template.shows_system_messages();
         if let Some(rendered) = template.render_harmless() {
             template.opener = template.marks.last_token(&rendered);
             template.marks.learn_joined(&rendered, tokenizer)?;
+            template.learn_appends(&marked, &rendered);
         }
         Ok(Some(template))
     }
@@ -121,34 +127,100 @@ impl Template {
     }
 
     /// The text of a conversation, with marks for control tokens.
-    pub(crate) fn render(&self, input: &ChatInput<'_>) -> Result<String, PromptError> {
-        let normaliser = Normaliser {
+    pub(crate) fn render<M: Borrow<Json>>(
+        &self,
+        input: &ChatInput<'_, M>,
+    ) -> Result<String, PromptError> {
+        let messages: Vec<&Json> = input.messages.iter().map(Borrow::borrow).collect();
+        Ok(self.render_parts(&input.of(&messages))?.text)
+    }
+
+    /// What turns requests' values into the template's.
+    pub(crate) fn normaliser(&self) -> Normaliser<'_> {
+        Normaliser {
             marks: &self.marks,
             style: &self.style,
-        };
+        }
+    }
+
+    /// The same, and what continuing the conversation takes.
+    pub(crate) fn render_parts(
+        &self,
+        input: &ChatInput<'_, &Json>,
+    ) -> Result<Rendered, PromptError> {
+        self.check_variables(input)?;
+        let Conversation {
+            messages,
+            tools,
+            is_introduced,
+        } = self
+            .normaliser()
+            .conversation(input.messages, input.tools)?;
+        let rendered = self.render_values(messages, tools, input)?;
+        Ok(Rendered {
+            is_introduced,
+            ..rendered
+        })
+    }
+
+    fn check_variables(&self, input: &ChatInput<'_, &Json>) -> Result<(), PromptError> {
+        let names = input.template_kwargs.into_iter().flatten();
+        match names
+            .map(|(name, _)| name)
+            .find(|name| RESERVED.contains(&name.as_str()))
+        {
+            None => Ok(()),
+            Some(name) => {
+                let param = format!("chat_template_kwargs.{name}");
+                Err(invalid(&param, "is set by the server; leave it out"))
+            }
+        }
+    }
+
+    /// Renders what was normalised; of `input` only the variables count.
+    pub(crate) fn render_values(
+        &self,
+        messages: Vec<Value>,
+        tools: Value,
+        input: &ChatInput<'_, &Json>,
+    ) -> Result<Rendered, PromptError> {
+        let normaliser = self.normaliser();
         let mut variables: BTreeMap<&str, Value> = self.token_variables.iter().cloned().collect();
         for (name, value) in input.template_kwargs.into_iter().flatten() {
-            let name = name.as_str();
-            if RESERVED.contains(&name) {
-                let param = format!("chat_template_kwargs.{name}");
-                return Err(invalid(&param, "is set by the server; leave it out"));
-            }
-            variables.insert(name, normaliser.value(value));
+            variables.insert(name.as_str(), normaliser.value(value));
         }
         let unix_seconds = input.unix_seconds;
         let now = move |format: &str| clock::strftime(unix_seconds, format);
         variables.insert("strftime_now", Value::from_function(now));
-        let (messages, tools) = normaliser.conversation(input.messages, input.tools)?;
-        variables.insert("messages", messages);
-        variables.insert("tools", tools);
+        let first = messages.first().cloned();
+        let count = messages.len();
+        variables.insert("messages", Value::from(messages));
+        variables.insert("tools", tools.clone());
         variables.insert("add_generation_prompt", Value::from(true));
         let template = self
             .environment
             .get_template(NAME)
             .map_err(|e| refusal(&e))?;
-        template
+        let text = template
             .render(Value::from(variables))
-            .map_err(|e| refusal(&e))
+            .map_err(|e| refusal(&e))?;
+        let (text, boundaries) = if self.appends {
+            without_boundaries(text)
+        } else {
+            (text, Vec::new())
+        };
+        Ok(Rendered {
+            text,
+            // One before each message and one behind the last, or the template did not get so far.
+            settled: boundaries
+                .last()
+                .copied()
+                .filter(|_| boundaries.len() == count + 1),
+            boundaries,
+            first,
+            tools,
+            is_introduced: false,
+        })
     }
 
     /// A conversation in which every control token is the template's own. Templates differ in
@@ -163,6 +235,22 @@ impl Template {
         [&full[..], &full[1..], &full[1..2]]
             .into_iter()
             .find_map(|messages| self.render_messages(messages))
+    }
+
+    /// Finds out whether it only appends; then it is rendered with boundaries from now on.
+    fn learn_appends(&mut self, marked: &str, rendered: &str) {
+        let Some(source) = with_boundaries(marked) else {
+            return;
+        };
+        if self.environment.add_template_owned(NAME, source).is_ok() {
+            self.appends = true;
+            if self.render_harmless().as_deref() == Some(rendered) {
+                return;
+            }
+        }
+        // It compiled before.
+        self.appends = false;
+        let _ = self.environment.add_template_owned(NAME, marked.to_owned());
     }
 
     /// Some templates refuse system messages, and some leave them out.
@@ -185,6 +273,22 @@ impl Template {
         };
         self.render(&input).ok()
     }
+}
+
+/// A rendered conversation.
+#[derive(Debug)]
+pub(crate) struct Rendered {
+    /// With marks for control tokens.
+    pub(crate) text: String,
+    /// Where each message begins and the last ends; empty where the template does not only append.
+    pub(crate) boundaries: Vec<usize>,
+    /// The end of the last message, where the text up to there stays as messages are added.
+    pub(crate) settled: Option<usize>,
+    /// The first message and the tools, as the template was given them.
+    pub(crate) first: Option<Value>,
+    pub(crate) tools: Value,
+    /// Whether messages to come cannot change where the tools are introduced.
+    pub(crate) is_introduced: bool,
 }
 
 fn environment() -> Result<Environment<'static>, LoadError> {

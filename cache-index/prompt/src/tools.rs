@@ -87,6 +87,19 @@ impl<'a> Called<'a> {
         self.any |= message.get("function_call").is_some_and(Json::is_object);
     }
 
+    /// The calls that results behind these messages, given from the last to the first, are most
+    /// likely to answer. None where only all calls can tell what a result may be.
+    pub(crate) fn latest(messages: impl Iterator<Item = &'a Json>) -> Option<Self> {
+        let mut called = Self::default();
+        for message in messages.filter_map(Json::as_object) {
+            called.assistant(message);
+            if called.any {
+                return (!called.ids.is_empty()).then_some(called);
+            }
+        }
+        Some(called)
+    }
+
     /// A tool's result came: is there a call that it answers?
     pub(crate) fn result(&self, at: usize, message: &Map<String, Json>) -> Result<(), PromptError> {
         if !self.any {

@@ -12,6 +12,7 @@ mod chat;
 mod common;
 mod gguf_file;
 mod golden;
+mod growing;
 mod segments;
 mod tokenizer_reference;
 mod tools;
