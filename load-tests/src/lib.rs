@@ -6,7 +6,7 @@
 //! uses tools, both on `node_http`,
 //! [`http_bench`], [`gateway_bench`], [`engine_bench`], [`fairness_bench`] and [`constrain_bench`]
 //! are the figures of docs/MEASUREMENTS.md, [`answers`] says how many tokens of answers a next turn
-//! would lose, [`soak`] asks for everything at once,
+//! would lose, [`soak`] asks for everything at once, [`simulate`] plays traces on a virtual clock,
 //! [`clients`] drives other people's clients through the gateway, [`process`] starts and watches the programs that they compare.
 
 pub mod agent;
@@ -28,6 +28,7 @@ pub mod policy;
 pub mod process;
 pub mod report;
 pub mod scripted_node;
+pub mod simulate;
 pub mod soak;
 pub mod sse;
 pub mod workload;

@@ -13,7 +13,7 @@ use load_tests::error::LoadError;
 use load_tests::report::Report;
 use load_tests::{
     agent, answers, clients, constrain_bench, echo_node, engine_bench, fairness_bench,
-    gateway_bench, http_bench, node, policy, scripted_node, soak,
+    gateway_bench, http_bench, node, policy, scripted_node, simulate, soak,
 };
 use serde::Serialize;
 
@@ -36,6 +36,8 @@ enum Tool {
     Answers(answers::Args),
     /// A fixed number of requests in closed loop: latency of one address
     HttpBench(http_bench::Args),
+    /// How would routing policies fare on a trace? On a virtual clock
+    Simulate(Box<simulate::Args>),
     /// Thousands of requests of every kind; at the end a node must have everything back
     Soak(soak::Args),
     /// The product's routing policies for an outside simulator: JSON lines on stdin and stdout
@@ -118,6 +120,8 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
                 _ => Ok(()),
             }
         }
+        // It computes and waits for nothing, so it may keep the thread.
+        Tool::Simulate(args) => simulate::show(&args),
         Tool::Soak(args) => {
             let soak = soak::run(&args).await?;
             show(&soak.table(), &soak, args.json.as_deref())?;

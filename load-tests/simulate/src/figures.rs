@@ -52,6 +52,31 @@ pub struct Figures {
     pub floor_p99_ms: f64,
 }
 
+/// One run summed up.
+#[derive(Clone, Default, PartialEq, Serialize, Debug)]
+pub struct Summary {
+    /// Its figures.
+    pub figures: Figures,
+    /// TTFT at every hundredth of the requests, from the least to the greatest.
+    pub ttft_percentiles_ms: Vec<f64>,
+}
+
+impl Summary {
+    /// Sums a run up.
+    pub fn of(scenario: &Scenario, run: &Run) -> Self {
+        let counted = run
+            .outcomes
+            .iter()
+            .filter(|o| o.came_ms >= scenario.warm_ms);
+        let ttft = sorted(counted.map(|o| ttft_ms(o, scenario.horizon_ms)));
+        let percentiles = (0..=100).map(|p| percentile(&ttft, f64::from(p) / 100.0));
+        Self {
+            figures: Figures::of(scenario, run),
+            ttft_percentiles_ms: percentiles.collect(),
+        }
+    }
+}
+
 impl Figures {
     /// Sums a run up.
     pub fn of(scenario: &Scenario, run: &Run) -> Self {

@@ -10,6 +10,7 @@
 //! a policy ([`baselines`] and the product's own), [`figures`] sums up.
 
 pub mod baselines;
+pub mod compare;
 pub mod engine;
 pub mod figures;
 pub mod fleet;
@@ -18,6 +19,8 @@ mod ideal;
 pub mod load;
 pub mod policy;
 pub mod random;
+pub mod report;
 pub mod router;
 pub mod scenario;
+pub mod scenarios;
 pub mod trace;

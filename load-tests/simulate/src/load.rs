@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::random::{Random, mix};
 use crate::scenario::{Load, Scenario, Slice};
-use crate::trace::{Mode, Trace};
+use crate::trace::Trace;
 
 /// The first turns of all users come within this time.
 const START_WITHIN_MS: f64 = 300_000.0;
@@ -112,7 +112,7 @@ impl<'a> Arrivals<'a> {
 
     /// What follows from a request's end.
     pub(crate) fn ended(&mut self, request: u32, play: u32, at_ms: f64) -> Vec<Coming> {
-        if self.trace.mode == Mode::Open {
+        if matches!(self.scenario.load, Load::Copies { .. }) {
             return Vec::new();
         }
         let followers = &self.trace.requests[request as usize].followers;
@@ -175,7 +175,7 @@ impl<'a> Arrivals<'a> {
     fn start_copies(&mut self, copies: usize, speed: f64) -> Vec<Coming> {
         let requests = &self.trace.requests;
         let chosen: Vec<usize> = (0..requests.len())
-            .filter(|&r| is_in_slice(self.trace, r, self.scenario.slice))
+            .filter(|&r| is_in_slice(self.trace, r, self.scenario))
             .collect();
         let first_ms = chosen
             .iter()
@@ -225,7 +225,7 @@ impl<'a> Arrivals<'a> {
             let session = random.below(self.trace.sessions.len());
             let requests = &self.trace.sessions[session].requests;
             if let Some(&first) = requests.first()
-                && is_in_slice(self.trace, first as usize, self.scenario.slice)
+                && is_in_slice(self.trace, first as usize, self.scenario)
             {
                 break session;
             }
@@ -258,24 +258,26 @@ impl<'a> Arrivals<'a> {
     }
 }
 
-/// Whether a request (open) or its session (closed) belongs to a slice.
-fn is_in_slice(trace: &Trace, request: usize, slice: Slice) -> bool {
+/// Whether a request (open loop) or its session (closed loop) belongs to the slice.
+fn is_in_slice(trace: &Trace, request: usize, scenario: &Scenario) -> bool {
     let request = &trace.requests[request];
-    let is_held = match trace.mode {
-        Mode::Closed => mix(u64::from(request.session) + 77).is_multiple_of(5),
-        Mode::Open => request.at_ms >= trace.length_ms * 2.0 / 3.0,
+    let is_held = match scenario.load {
+        Load::Users(_) => mix(u64::from(request.session) + 77).is_multiple_of(5),
+        Load::Copies { .. } => request.at_ms >= trace.length_ms * 2.0 / 3.0,
     };
-    match slice {
+    match scenario.slice {
         Slice::All => true,
         Slice::Held => is_held,
         Slice::Dev => !is_held,
     }
 }
 
-/// Whether a slice of a trace has anything to play; an empty one would be drawn from for ever.
-pub fn has_requests(trace: &Trace, slice: Slice) -> bool {
-    (0..trace.requests.len()).any(|r| {
-        let is_first = trace.sessions[trace.requests[r].session as usize].requests[0] == r as u32;
-        is_in_slice(trace, r, slice) && (is_first || trace.mode == Mode::Open)
-    })
+/// Whether the scenario's slice of a trace has anything to play; an empty one would be drawn from
+/// for ever.
+pub fn has_requests(trace: &Trace, scenario: &Scenario) -> bool {
+    let mut firsts = trace.sessions.iter().filter_map(|s| s.requests.first());
+    match scenario.load {
+        Load::Users(_) => firsts.any(|&r| is_in_slice(trace, r as usize, scenario)),
+        Load::Copies { .. } => (0..trace.requests.len()).any(|r| is_in_slice(trace, r, scenario)),
+    }
 }

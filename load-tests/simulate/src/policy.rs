@@ -6,6 +6,7 @@ use std::fmt;
 
 use crate::baselines::load_only::{LeastOutstanding, RoundRobin};
 use crate::baselines::sticky::{Key, Sticky};
+use crate::homing::{Homing, Knowledge, Place, Settings};
 use crate::router::Router;
 use crate::scenario::Fleet;
 
@@ -41,6 +42,12 @@ pub const NAMES: &[&str] = &[
     "session",
     "prefix",
 ];
+
+/// What the product is compared with: rules that others use.
+pub const BASELINES: &[&str] = &["round-robin", "least-outstanding", "session", "prefix"];
+
+/// The reference of a scenario is, for each figure, the best of these.
+pub const REFERENCES: &[&str] = &["oracle:b=4", "oracle:b=8", "cost:b=4", "cost:b=8"];
 
 /// A policy and its parameters.
 #[derive(Clone, PartialEq, Debug)]
@@ -84,6 +91,16 @@ impl Spec {
         })
     }
 
+    /// What a command line means: `all`, a name (over that policy's own parameters), or a name with
+    /// parameters.
+    pub fn parse_swept(text: &str) -> Result<Vec<Self>, PolicyError> {
+        let specs = |texts: &[&str]| texts.iter().map(|text| Self::parse(text)).collect();
+        if text == "all" {
+            return specs(NAMES);
+        }
+        specs(&[text])
+    }
+
     /// Its name without parameters.
     pub fn name(&self) -> &'static str {
         self.name
@@ -96,6 +113,7 @@ impl Spec {
             known: Vec::new(),
         };
         let router: Box<dyn Router> = match self.name {
+            "homing" => Box::new(homing(fleet)),
             "round-robin" => Box::new(RoundRobin::new()),
             "least-outstanding" => Box::new(LeastOutstanding::new(fleet)),
             "session" => Box::new(Sticky::new(fleet, Key::Session, values.given("bound"))),
@@ -141,4 +159,21 @@ impl Values<'_> {
             }),
         }
     }
+}
+
+fn homing(fleet: &Fleet) -> Homing {
+    let place = |node: usize| Place {
+        region: fleet.region_of(node),
+        capacity_blocks: fleet.capacity as u64,
+    };
+    let nodes = crate::homing::Fleet {
+        nodes: (0..fleet.nodes).map(place).collect(),
+        block_tokens: u64::from(fleet.params.block_tokens),
+        round_trip_ms: fleet.round_trips_ms.clone(),
+    };
+    let settings = Settings {
+        knowledge: Knowledge::Events,
+        ..Settings::default()
+    };
+    Homing::new(nodes, settings)
 }

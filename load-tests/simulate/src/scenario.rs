@@ -92,3 +92,13 @@ pub struct Scenario {
     /// Open loop: each session starts up to so much later, ms.
     pub jitter_ms: f64,
 }
+
+impl Scenario {
+    /// The same with other users and arrivals, and with other luck of the router.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self.fleet.seed = seed;
+        self
+    }
+}

@@ -18,8 +18,6 @@ use std::collections::HashMap;
 use std::io::BufRead;
 use std::ops::Range;
 
-pub use recorded::{Head as RecordedHead, Line as RecordedLine};
-
 /// Tokens in a block of a path.
 pub const BLOCK_TOKENS: u32 = 512;
 
@@ -45,8 +43,8 @@ pub enum TraceError {
     /// No line that tells a format.
     #[error(
         "neither a .trie (a JSON header with `block` and `mode`), nor a Mooncake trace \
-         (`timestamp`, `input_length`, `output_length`, `hash_ids`), nor recorded sessions \
-         (`format`: \"homing-sessions\")"
+         (`timestamp`, `input_length`, `output_length`, `hash_ids`), nor a gateway's decision log \
+         (`t_ms`, `session`, `prompt_tokens`, `output_tokens`, `blocks`)"
     )]
     Unknown,
     /// Nothing to play.
@@ -54,12 +52,13 @@ pub enum TraceError {
     Empty,
 }
 
-/// Whether users wait for answers.
+/// What a trace's times mean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// Requests come at their times, whatever becomes of others.
+    /// Requests came at these times, whatever became of others.
     Open,
-    /// A request comes a pause after the one before it has ended.
+    /// A request comes a pause after the one before it has ended; times of different sessions have
+    /// nothing to do with each other.
     Closed,
 }
 
@@ -97,7 +96,7 @@ pub struct Session {
 pub struct Trace {
     /// What it calls itself.
     pub name: String,
-    /// Whether users wait for answers.
+    /// What its times mean.
     pub mode: Mode,
     /// In the order of the file.
     pub requests: Vec<Request>,
@@ -119,7 +118,7 @@ impl Trace {
             .map_err(|source| TraceError::Io { line: 1, source })?;
         let head: serde_json::Value =
             serde_json::from_str(first.trim()).map_err(|_| TraceError::Unknown)?;
-        let trace = if head["format"] == recorded::FORMAT {
+        let trace = if head["blocks"].is_array() && head["session"].is_string() {
             recorded::read(name, &first, input)?
         } else if head["block"].is_u64() && head["mode"].is_string() {
             trie::read(&first, input)?

@@ -1,111 +1,79 @@
-//! Our own recordings: one JSON object a line, no text, only counts and opaque block names.
+//! The gateway's decision log as a trace: what its clients asked, to be asked again.
 //!
-//! The first line is a [`Head`], each other line a [`Line`]. A block's name is any string that
-//! stands for the block and all before it (a chained hash does). Names of blocks smaller than 512
-//! tokens may all be given, or only the last of each 512: both give the same path.
+//! One JSON object a line; no text, only counts and opaque names of blocks. Of its fields only
+//! those below matter here. A block's name stands for 512 tokens and all before them. Lines stand
+//! in the order in which turns ended. A turn continues the latest one of its session that came
+//! before it.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::BufRead;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use super::{Builder, Chains, Mode, Raw, Trace, TraceError, group, lines, parse};
+use super::{Builder, Chains, Mode, Raw, Trace, TraceError, lines, parse};
 
-/// What `format` says.
-pub(super) const FORMAT: &str = "homing-sessions";
-
-/// The first line of a recording.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct Head {
-    /// Always `homing-sessions`.
-    pub format: String,
-    /// Tokens that each name in `blocks` stands for: 512, or a part of it.
-    pub block_tokens: u32,
-    /// `closed` where requests wait for the answer before them; `open` by default.
+#[derive(Deserialize)]
+struct Line {
+    /// Arrival, unix ms.
+    t_ms: f64,
     #[serde(default)]
-    pub closed: bool,
-}
-
-/// One request of a recording.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct Line {
-    /// Since the start of the recording, ms.
-    pub t_ms: f64,
-    /// Its conversation.
-    pub session: String,
-    /// All tokens of the prompt.
-    pub prompt_tokens: u32,
-    /// Tokens of the answer.
-    pub output_tokens: u32,
-    /// The prompt's full blocks, each named by its whole prefix.
-    pub blocks: Vec<String>,
-    /// When the answer was complete, ms; what a closed recording takes the pauses from.
+    tenant: String,
+    session: String,
+    prompt_tokens: u32,
+    output_tokens: u32,
     #[serde(default)]
-    pub done_ms: Option<f64>,
+    duration_ms: f64,
+    blocks: Vec<String>,
 }
 
 /// The latest request of a session.
-struct Last {
+struct Latest {
     request: u32,
-    began_ms: f64,
     done_ms: f64,
 }
 
 pub(super) fn read(name: &str, first: &str, input: impl BufRead) -> Result<Trace, TraceError> {
-    let head: Head = parse(1, first)?;
-    let group_len = group(head.block_tokens, 1)?;
-    let mode = if head.closed {
-        Mode::Closed
-    } else {
-        Mode::Open
-    };
-    let mut builder = Builder::new(name, mode);
-    let mut chains = Chains::default();
-    let mut sessions: HashMap<String, u32> = HashMap::new();
-    let mut latest: Vec<Last> = Vec::new();
-    for (request, line) in lines(input).enumerate() {
+    let mut turns: Vec<Line> = Vec::new();
+    let first = std::iter::once(Ok((1, first.to_owned())));
+    for line in first.chain(lines(input)) {
         let (number, text) = line?;
         let line: Line = parse(number, &text)?;
-        let groups = line.blocks.chunks_exact(group_len);
-        let path = chains.path(groups.filter_map(<[String]>::last).map(|name| {
-            let mut hasher = DefaultHasher::new();
-            name.hash(&mut hasher);
-            hasher.finish()
-        }));
-        let next = sessions.len() as u32;
-        let session = *sessions.entry(line.session).or_insert(next);
-        let this = Last {
-            request: request as u32,
-            began_ms: line.t_ms,
-            done_ms: line.done_ms.unwrap_or(line.t_ms),
-        };
-        let mut raw = Raw {
-            at_ms: line.t_ms,
-            session,
-            prompt_tokens: line.prompt_tokens,
-            output_tokens: line.output_tokens,
-            after: None,
-            think_ms: 0.0,
-        };
-        match latest.get_mut(session as usize) {
-            Some(before) => {
-                raw.after = Some(before.request);
-                raw.think_ms = (line.t_ms - before.done_ms).max(0.0);
-                let began_ms = before.began_ms;
-                if head.closed {
-                    raw.at_ms -= began_ms;
-                }
-                *before = Last { began_ms, ..this };
-            }
-            None => {
-                if head.closed {
-                    raw.at_ms = 0.0;
-                }
-                latest.push(this);
-            }
+        // A turn that failed before its prompt was known asks nothing of a node.
+        if line.prompt_tokens > 0 {
+            turns.push(line);
         }
+    }
+    turns.sort_by(|a, b| a.t_ms.total_cmp(&b.t_ms));
+    let start_ms = turns.first().map_or(0.0, |turn| turn.t_ms);
+    let mut builder = Builder::new(name, Mode::Open);
+    let mut chains = Chains::default();
+    let mut sessions: HashMap<(String, String), u32> = HashMap::new();
+    let mut latest: HashMap<u32, Latest> = HashMap::new();
+    for (request, turn) in turns.into_iter().enumerate() {
+        let path = chains.path(turn.blocks.iter().map(|name| hash(name)));
+        let next = sessions.len() as u32;
+        let session = *sessions.entry((turn.tenant, turn.session)).or_insert(next);
+        let this = Latest {
+            request: request as u32,
+            done_ms: turn.t_ms + turn.duration_ms,
+        };
+        let before = latest.insert(session, this);
+        let raw = Raw {
+            at_ms: turn.t_ms - start_ms,
+            session,
+            prompt_tokens: turn.prompt_tokens,
+            output_tokens: turn.output_tokens,
+            after: before.as_ref().map(|b| b.request),
+            think_ms: before.map_or(0.0, |b| (turn.t_ms - b.done_ms).max(0.0)),
+        };
         builder.push(raw, &path);
     }
     Ok(builder.finish(chains.len()))
+}
+
+fn hash(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
 }

@@ -54,41 +54,27 @@ fn mooncake_requests_continue_whose_prompt_they_begin_with() {
     assert_eq!(paths(&trace)[2], [0, 1, 4, 5]);
 }
 
-/// Would a recording with all small blocks and one with the last of each 512 tokens differ?
+/// Would turns that ended out of order be played out of order, or pauses include the answers?
 #[test]
-fn recordings_of_either_block_size_give_the_same_requests() {
-    let recording = |block_tokens: u32, blocks: &dyn Fn(&str, usize) -> Vec<String>| {
-        let line = |t: u32, done: u32, prompt: u32, blocks: Vec<String>| {
-            let line = RecordedLine {
-                t_ms: f64::from(t),
-                session: "s".to_owned(),
-                prompt_tokens: prompt,
-                output_tokens: 4,
-                blocks,
-                done_ms: Some(f64::from(done)),
-            };
-            serde_json::to_string(&line).expect("serializes") + "\n"
-        };
-        let head = RecordedHead {
-            format: "homing-sessions".to_owned(),
-            block_tokens,
-            closed: true,
-        };
-        let head = serde_json::to_string(&head).expect("serializes") + "\n";
-        read(
-            &(head + &line(100, 300, 1100, blocks("a", 2)) + &line(900, 950, 1700, blocks("a", 3))),
+fn a_decision_log_gives_its_turns_in_the_order_of_their_arrival() {
+    let line = |t: u64, tenant: &str, tokens: u32, duration: u32, blocks: &str| {
+        format!(
+            "{{\"v\":1,\"t_ms\":{t},\"tenant\":\"{tenant}\",\"session\":\"s\",\
+             \"prompt_tokens\":{tokens},\"output_tokens\":7,\"duration_ms\":{duration},\
+             \"blocks\":[{blocks}],\"attempts\":[]}}\n"
         )
     };
-    let large = recording(512, &|name, n| {
-        (1..=n).map(|i| format!("{name}{}", i * 32)).collect()
-    });
-    let small = recording(16, &|name, n| {
-        (1..=n * 32 + 5).map(|i| format!("{name}{i}")).collect()
-    });
-    assert_eq!(large, small);
-    assert_eq!(large.requests[1].at_ms, 800.0);
-    assert_eq!(large.requests[1].think_ms, 600.0);
-    assert_eq!(paths(&large), [vec![0, 1], vec![0, 1, 2]]);
+    let text = line(1_700_000_001_000, "b", 600, 10, "\"aa\"")
+        + &line(1_700_000_000_000, "a", 1100, 3000, "\"aa\",\"bb\"")
+        + &line(1_700_000_000_500, "a", 0, 1, "")
+        + &line(1_700_000_009_000, "a", 1700, 10, "\"aa\",\"bb\",\"cc\"");
+    let trace = read(&text);
+    assert_eq!(paths(&trace), [vec![0, 1], vec![0], vec![0, 1, 2]]);
+    let at: Vec<f64> = trace.requests.iter().map(|r| r.at_ms).collect();
+    assert_eq!(at, [0.0, 1000.0, 9000.0]);
+    let after: Vec<Option<u32>> = trace.requests.iter().map(|r| r.after).collect();
+    assert_eq!(after, [None, None, Some(0)]);
+    assert_eq!(trace.requests[2].think_ms, 6000.0);
 }
 
 /// Would what many sessions share be taken for one's own?
@@ -128,7 +114,7 @@ fn broken_files_are_refused_with_the_line() {
         "blocks of 0",
     );
     check(
-        "{\"format\":\"homing-sessions\",\"block_tokens\":16}\n{\"t_ms\":1}\n",
-        "line 2",
+        "{\"t_ms\":1,\"session\":\"s\",\"blocks\":[]}\n",
+        "line 1: missing field `prompt_tokens`",
     );
 }
