@@ -2,8 +2,7 @@
 //!
 //! Template, tokens and block hashes by the same code as the engine's, so that both agree on
 //! counts and names. Text that was seen before is not tokenised again (`SegmentCache`), and of a
-//! known conversation only the new blocks are hashed (`ChainCache`): hashing all of a 64 KB
-//! prompt costs about 0.2 ms, finding where it equals the last turn's about 0.005 ms.
+//! known conversation only the new messages are rendered and the new blocks hashed (`chains`).
 //!
 //! A model without a tokenizer file is *approximate*: its tokens are estimated and it has no
 //! chain, so that routes rest on sessions and load alone.
@@ -12,16 +11,15 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use ::prompt::gguf::Header;
-use ::prompt::{Answered, ChatInput, ChatTokens, PromptBuilder, SegmentCache};
-use cache_index::block::{BLOCK_TOKENS, BlockHash, Namespace, extend_chain};
-use lru::LruCache;
+use ::prompt::{Answered, ChatInput, ChatTokens, PromptBuilder, PromptError, SegmentCache};
+use cache_index::block::Namespace;
 
 use crate::config::Config;
 use dialects::error::{ApiError, ErrorKind};
-use dialects::{ChatPrompt, PromptInput};
+use dialects::{ChatPrompt, PromptInput, Shared};
 
 /// Text and tokens remembered per model. A system prompt with tools is some 50 KB; this holds
 /// the prompts of a thousand conversations.
@@ -33,8 +31,12 @@ const HEADER_BYTES_MAX: u64 = 1 << 30;
 /// Bytes a token stands for where no tokenizer is known: English text has about four.
 const BYTES_PER_TOKEN_ESTIMATE: usize = 4;
 
+mod chains;
 mod counts;
 mod tokens;
+
+use self::chains::{ChainCache, Held, Last};
+pub(crate) use self::chains::{Hashed, Known};
 
 /// The configured models and how their prompts are made.
 pub struct Prompts {
@@ -122,10 +124,10 @@ impl Model {
 }
 
 /// What the prompt crate is given.
-fn chat_input(chat: &ChatPrompt, unix_seconds: i64) -> ChatInput<'_> {
+fn chat_input(chat: &ChatPrompt, unix_seconds: i64) -> ChatInput<'_, Shared> {
     ChatInput {
         messages: &chat.messages,
-        tools: chat.tools.as_ref(),
+        tools: chat.tools.as_deref(),
         template_kwargs: chat.template_kwargs.as_ref(),
         unix_seconds,
     }
@@ -188,12 +190,19 @@ impl Prompts {
         let Some(exact) = model.exact.as_ref().filter(|_| input.is_prompt()) else {
             return Ok((Planned::uncached(estimate(input)), Hashed::default()));
         };
-        let ChatTokens { tokens, answers } = tokens(exact, salt, input, unix_seconds)?;
-        let count = tokens.len() as u64;
         let namespace = Namespace::new(&model.id, None, Some(salt));
         // The salt is part of the key: a conversation whose cache scope changed starts anew.
         let key = conversation_key(&model.id, salt, conversation);
-        let (chain, hashed) = self.chains.extend(key, &namespace, tokens);
+        let last = self.chains.last(key);
+        let Made {
+            prompt: ChatTokens { tokens, answers },
+            shared,
+            held,
+        } = made(exact, salt, input, (&last, unix_seconds))?;
+        let count = tokens.len() as u64;
+        let (chain, hashed) = self
+            .chains
+            .extend(key, &namespace, (&last, shared), tokens, held);
         Ok((
             Planned {
                 tokens: count,
@@ -224,6 +233,56 @@ impl Prompts {
     }
 }
 
+/// A prompt that was made for a turn.
+struct Made {
+    prompt: ChatTokens,
+    /// How many of its tokens are known to be the conversation's last prompt's.
+    shared: usize,
+    /// What the next turn can continue.
+    held: Option<Held>,
+}
+
+/// Makes a prompt: of a conversation that continues its last one, the new part.
+fn made(
+    exact: &(PromptBuilder, SegmentCache),
+    salt: &str,
+    input: &PromptInput,
+    (last, unix_seconds): (&Last, i64),
+) -> Result<Made, ApiError> {
+    let PromptInput::Chat(chat) = input else {
+        return Ok(Made {
+            prompt: tokens(exact, salt, input, unix_seconds)?,
+            shared: 0,
+            held: None,
+        });
+    };
+    let (builder, segments) = exact;
+    let segments = &segments.for_scope(salt);
+    let chat_input = &chat_input(chat, unix_seconds);
+    let begun = last.held.as_ref().and_then(|held| held.continued_by(chat));
+    let grown = begun.and_then(|begun| {
+        let grown = builder.chat_grown(begun, &last.known.tokens, chat_input, segments)?;
+        Some((begun.tokens(), grown))
+    });
+    let (shared, prompt, begun) = match grown {
+        Some((shared, (prompt, begun))) => (shared, prompt, Some(begun)),
+        None => {
+            let made = builder.chat_begun(chat_input, segments);
+            let (prompt, begun) = made.map_err(|error| refusal(&error))?;
+            (0, prompt, begun)
+        }
+    };
+    Ok(Made {
+        prompt,
+        shared,
+        held: begun.map(|begun| Held::new(chat, begun)),
+    })
+}
+
+fn refusal(error: &PromptError) -> ApiError {
+    ApiError::param(ErrorKind::InvalidValue, error.param(), error.to_string())
+}
+
 /// The tokens of a prompt. A scope of its own: the time to encode must not tell one tenant what
 /// another has sent.
 fn tokens(
@@ -236,9 +295,7 @@ fn tokens(
     match input {
         PromptInput::Chat(chat) => builder
             .chat_with_answers(&chat_input(chat, unix_seconds), segments)
-            .map_err(|error| {
-                ApiError::param(ErrorKind::InvalidValue, error.param(), error.to_string())
-            }),
+            .map_err(|error| refusal(&error)),
         PromptInput::Text(text) => Ok(ChatTokens {
             tokens: builder.completion(text, segments),
             answers: 0,
@@ -279,7 +336,7 @@ fn estimate(input: &PromptInput) -> u64 {
         PromptInput::Text(text) => text.len(),
         PromptInput::Vectors { text_bytes } => usize::try_from(*text_bytes).unwrap_or(usize::MAX),
         PromptInput::Chat(chat) => {
-            let length = |value: &serde_json::Value| value.to_string().len();
+            let length = |value: &Shared| value.json().len();
             let messages = chat.messages.iter().map(length).sum::<usize>();
             messages + chat.tools.as_ref().map_or(0, length)
         }
@@ -298,135 +355,4 @@ fn conversation_key(model: &str, salt: &str, conversation: u128) -> u128 {
     let mut half = [0; 16];
     half.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
     u128::from_le_bytes(half)
-}
-
-/// A prompt's tokens and the hashes of its full blocks.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Known {
-    tokens: Vec<u32>,
-    /// One per full block.
-    pub(crate) hashes: Vec<BlockHash>,
-}
-
-/// How many blocks were hashed, and how many were known.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Hashed {
-    pub(crate) new: usize,
-    pub(crate) known: usize,
-}
-
-/// The last prompt of each conversation, within a bound of tokens.
-struct ChainCache {
-    inner: Mutex<Inner>,
-    tokens_max: usize,
-}
-
-struct Inner {
-    prompts: LruCache<u128, Arc<Known>>,
-    tokens: usize,
-}
-
-impl ChainCache {
-    fn new(tokens_max: usize) -> Self {
-        // The bound is in tokens; the number of entries follows from it.
-        Self {
-            inner: Mutex::new(Inner {
-                prompts: LruCache::unbounded(),
-                tokens: 0,
-            }),
-            tokens_max,
-        }
-    }
-
-    /// The chain of `tokens`, reusing what equals the conversation's last prompt.
-    fn extend(&self, key: u128, namespace: &Namespace, tokens: Vec<u32>) -> (Arc<Known>, Hashed) {
-        let before = self.lock().prompts.get(&key).cloned().unwrap_or_default();
-        let shared = shared_blocks(&before.tokens, &tokens);
-        let mut hashes = Vec::with_capacity(tokens.len() / BLOCK_TOKENS);
-        hashes.extend_from_slice(&before.hashes[..shared]);
-        let parent = hashes.last().copied().unwrap_or(BlockHash::ROOT);
-        hashes.extend(extend_chain(
-            namespace,
-            parent,
-            &tokens[shared * BLOCK_TOKENS..],
-        ));
-        let hashed = Hashed {
-            new: hashes.len() - shared,
-            known: shared,
-        };
-        let known = Arc::new(Known { tokens, hashes });
-        self.remember(key, Arc::clone(&known));
-        (known, hashed)
-    }
-
-    fn remember(&self, key: u128, known: Arc<Known>) {
-        let mut inner = self.lock();
-        inner.tokens += known.tokens.len();
-        if let Some(old) = inner.prompts.put(key, known) {
-            inner.tokens -= old.tokens.len();
-        }
-        while inner.tokens > self.tokens_max {
-            let Some((_, old)) = inner.prompts.pop_lru() else {
-                break;
-            };
-            inner.tokens -= old.tokens.len();
-        }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn shared_blocks(old: &[u32], new: &[u32]) -> usize {
-    let (old, _) = old.as_chunks::<BLOCK_TOKENS>();
-    let (new, _) = new.as_chunks::<BLOCK_TOKENS>();
-    old.iter().zip(new).take_while(|(a, b)| a == b).count()
-}
-
-#[cfg(test)]
-mod tests {
-    //! Catches a chain that differs from hashing the whole prompt, and a cache past its bound.
-    use super::*;
-    use cache_index::block::hash_chain;
-
-    #[test]
-    fn a_reused_chain_equals_a_fresh_one() {
-        let cache = ChainCache::new(1000);
-        let namespace = Namespace::new("m", None, Some("s"));
-        let base: Vec<u32> = (0..200).collect();
-        let mut forked = base.clone();
-        forked[40] = 7;
-        for (tokens, known) in [
-            (base[..100].to_vec(), 0),
-            (base.clone(), 6),
-            (forked, 2),
-            (base[..20].to_vec(), 1),
-            (Vec::new(), 0),
-        ] {
-            let fresh = hash_chain(&namespace, &tokens);
-            let (chain, hashed) = cache.extend(1, &namespace, tokens);
-            assert_eq!(chain.hashes, fresh);
-            assert_eq!(
-                hashed,
-                Hashed {
-                    new: fresh.len() - known,
-                    known
-                }
-            );
-        }
-    }
-
-    #[test]
-    fn the_oldest_conversations_go_first() {
-        let cache = ChainCache::new(100);
-        let namespace = Namespace::new("m", None, None);
-        for key in 0..10 {
-            cache.extend(key, &namespace, vec![1; 40]);
-            let inner = cache.lock();
-            assert!(inner.tokens <= 100);
-            assert_eq!(inner.tokens, inner.prompts.len() * 40);
-        }
-        assert!(cache.lock().prompts.contains(&9));
-    }
 }

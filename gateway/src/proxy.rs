@@ -38,9 +38,14 @@ use crate::upstream::Upstream;
 use crate::{models, read, respond, responses};
 use dialects::Dialect;
 use dialects::error::{ApiError, ErrorKind};
+use dialects::known::Known;
 
 /// How long an idle client connection is kept, seconds. Agents think for tens of seconds.
 const CLIENT_IDLE_S: u64 = 120;
+
+/// What requests were read as is remembered up to this: messages and tools of a thousand
+/// conversations of 64 KB.
+const KNOWN_BYTES_MAX: usize = 256 << 20;
 
 /// The status in log and metrics of a request whose client left before it saw one (nginx's 499).
 const CLIENT_GONE: u16 = 499;
@@ -78,6 +83,8 @@ pub struct Gateway {
     pub(crate) tasks: Tasks,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) prompts: Prompts,
+    /// What requests were read as before.
+    pub(crate) known: Known,
     pub(crate) responses: Arc<Responses>,
     pub(crate) decisions: Arc<Decisions>,
     pub(crate) aliases: Aliases,
@@ -124,6 +131,7 @@ impl Gateway {
             tasks,
             metrics,
             prompts,
+            known: Known::new(KNOWN_BYTES_MAX),
             responses,
             decisions,
         }

@@ -206,7 +206,7 @@ mod tests {
 
     fn prompt(user: &str) -> PromptInput {
         PromptInput::Chat(ChatPrompt {
-            messages: vec![json!({"role": "user", "content": user})],
+            messages: vec![json!({"role": "user", "content": user}).into()],
             ..ChatPrompt::default()
         })
     }

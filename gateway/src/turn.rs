@@ -31,7 +31,8 @@ use crate::upstream::X_REQUEST_TIMEOUT_MS;
 use crate::{read, recover, respond};
 use dialects::answer::Translation;
 use dialects::error::{ApiError, ErrorKind};
-use dialects::normalise::normalise;
+use dialects::known::Reader;
+use dialects::normalise::{Options, normalise};
 use dialects::{
     Delivery, Dialect, Fields, NodeParams, PromptInput, TokenIds, Turn, messages, responses,
 };
@@ -193,16 +194,20 @@ async fn understood<'a>(
     let tenant = &identity.tenant.id;
     let fields = beside_others(body.len(), || Fields::parse(body))?;
     let found = gateway.config.sessions.find(dialect, headers, &fields);
+    let options = gateway.config.normalise.of(tenant);
+    let reader = gateway.known.reader(&identity.tenant.cache_scope, options);
     let Asked {
-        mut turn,
+        turn,
         translation,
         keeping,
         chain,
     } = match dialect {
-        Dialect::Responses => ask_responses(gateway, ctx, tenant, (fields, body.len())).await?,
-        _ => beside_others(body.len(), || ask(dialect, fields))?,
+        Dialect::Responses => {
+            let asked = ask_responses(gateway, ctx, tenant, (fields, body.len())).await?;
+            asked.normalised(options)
+        }
+        _ => beside_others(body.len(), || ask(dialect, fields, &reader))?,
     };
-    turn.normalise(gateway.config.normalise.of(tenant));
     let model = Arc::clone(model(gateway, ctx, identity, &turn.model)?);
     let session = session_of(tenant.as_str(), &model.id, found, chain, &turn.prompt);
     ctx.line.session.clone_from(&session.id.text);
@@ -263,8 +268,20 @@ struct Asked<'a> {
     chain: Option<SessionId>,
 }
 
-/// Reads a request in its dialect.
-fn ask(dialect: Dialect, fields: Fields<'_>) -> Result<Asked<'_>, ApiError> {
+impl Asked<'_> {
+    /// With the prompt's one spelling.
+    fn normalised(mut self, options: Options) -> Self {
+        self.turn.normalise(options);
+        self
+    }
+}
+
+/// Reads a request in its dialect, its prompt in its one spelling.
+fn ask<'a>(
+    dialect: Dialect,
+    fields: Fields<'a>,
+    reader: &Reader<'_>,
+) -> Result<Asked<'a>, ApiError> {
     let same = |turn| Asked {
         turn,
         translation: None,
@@ -278,10 +295,13 @@ fn ask(dialect: Dialect, fields: Fields<'_>) -> Result<Asked<'_>, ApiError> {
         chain: None,
     };
     match dialect {
-        Dialect::Chat => dialects::chat(fields).map(same),
+        Dialect::Chat => dialects::chat_known(fields, reader).map(same),
         Dialect::Completions => dialects::completions(fields).map(same),
         Dialect::Embeddings => dialects::embeddings(fields).map(same),
-        Dialect::Messages => messages::parse(fields).map(translated),
+        Dialect::Messages => {
+            let asked = messages::parse(fields).map(translated);
+            asked.map(|asked| asked.normalised(reader.options()))
+        }
         // What these continue has to be looked up: `ask_responses`.
         Dialect::Responses => Err(ApiError::new(
             ErrorKind::Internal,

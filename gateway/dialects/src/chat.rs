@@ -6,8 +6,17 @@ use super::check::{self, Kind};
 use super::{ChatPrompt, Common, PromptInput, Turn, TurnBody, caching, common};
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::known::Reader;
+use crate::normalise::normalise;
+use crate::shared::Shared;
 
-pub(super) fn parse(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
+mod recalled;
+
+/// Reads a request; with a reader, its prompt is normalised, and known parts are not read again.
+pub(super) fn parse<'a>(
+    fields: Fields<'a>,
+    reader: Option<&Reader<'_>>,
+) -> Result<Turn<'a>, ApiError> {
     let Common {
         model,
         delivery,
@@ -20,8 +29,16 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
     let newer = check::integer(&fields, "max_completion_tokens", (1, i64::MAX))?;
     let older = check::integer(&fields, "max_tokens", (1, i64::MAX))?;
     caching::retention(&fields)?;
-    let prompt = prompt(&fields)?;
-    tool_choice(&fields, prompt.tools.as_ref())?;
+    let recalled = reader.and_then(|reader| recalled::prompt(&fields, reader));
+    let (prompt, changed) = match recalled {
+        Some(recalled) => recalled,
+        None => {
+            let mut prompt = prompt(&fields)?;
+            let changed = reader.map(|reader| normalise(&mut prompt, reader.options));
+            (prompt, changed.unwrap_or_default())
+        }
+    };
+    tool_choice(&fields, prompt.tools.as_deref())?;
     let output_tokens_max = newer.or(older).and_then(|most| u64::try_from(most).ok());
     Ok(Turn {
         model,
@@ -30,7 +47,10 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
         output_tokens_max,
         choices,
         token_ids,
-        body: TurnBody::Same(fields),
+        body: match changed.any() {
+            true => TurnBody::Normalised(fields, changed),
+            false => TurnBody::Same(fields),
+        },
     })
 }
 
@@ -98,8 +118,8 @@ pub(super) fn prompt(fields: &Fields<'_>) -> Result<ChatPrompt, ApiError> {
     let tools = value(fields, "tools")?;
     caching::marks(&messages, tools.as_ref())?;
     Ok(ChatPrompt {
-        messages,
-        tools,
+        messages: messages.into_iter().map(Shared::from).collect(),
+        tools: tools.map(Shared::from),
         template_kwargs: match value(fields, "chat_template_kwargs")? {
             Some(Value::Object(map)) => Some(map),
             _ => None,

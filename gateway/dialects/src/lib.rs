@@ -4,12 +4,13 @@
 //! [`Turn`]: the few fields that the gateway acts on, the prompt as the chat template takes it, and
 //! the body for the node. A [`answer::Translation`] turns the node's answer back. Beside them:
 //! [`error`] (one table of errors, in each dialect's shape), [`session`] (which conversation),
-//! [`normalise`] (one spelling of a prompt) and [`caching`] (what a request says about its cache).
+//! [`normalise`] (one spelling of a prompt), [`known`] (what was read before is not read again) and [`caching`] (what a request says about its cache).
 //! No IO, no clock, no configuration.
 
 pub mod answer;
 pub mod caching;
 pub mod error;
+pub mod known;
 pub mod messages;
 pub mod models;
 pub mod normalise;
@@ -21,14 +22,18 @@ pub mod turn;
 mod chat;
 mod check;
 mod completions;
+mod elements;
 mod embeddings;
 mod fields;
+mod shared;
 
 pub use fields::Fields;
+pub use shared::Shared;
 pub use turn::{ChatPrompt, Delivery, NodeParams, PromptInput, TokenIds, Turn, TurnBody};
 
 use crate::check::Kind;
 use crate::error::{ApiError, Shape};
+use crate::known::Reader;
 
 /// A dialect of turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,9 +85,15 @@ impl Dialect {
     }
 }
 
-/// Reads a Chat Completions request.
+/// Reads a Chat Completions request, as it is spelled.
 pub fn chat(fields: Fields<'_>) -> Result<Turn<'_>, ApiError> {
-    chat::parse(fields)
+    chat::parse(fields, None)
+}
+
+/// Reads a Chat Completions request and gives its prompt its one spelling; what the reader knows is
+/// not read again.
+pub fn chat_known<'a>(fields: Fields<'a>, reader: &Reader<'_>) -> Result<Turn<'a>, ApiError> {
+    chat::parse(fields, Some(reader))
 }
 
 /// Reads a Completions request.

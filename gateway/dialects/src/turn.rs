@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::fields::Fields;
 use crate::normalise::Changed;
+use crate::shared::Shared;
 
 /// What a request asks for.
 pub struct Turn<'a> {
@@ -63,9 +64,9 @@ impl PromptInput {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ChatPrompt {
     /// At least one object with a string `role`.
-    pub messages: Vec<Value>,
+    pub messages: Vec<Shared>,
     /// Tool definitions in Chat Completions' form.
-    pub tools: Option<Value>,
+    pub tools: Option<Shared>,
     /// Extra variables for the template.
     pub template_kwargs: Option<Map<String, Value>>,
 }
@@ -126,15 +127,14 @@ impl Turn<'_> {
                 tools: true,
             },
         };
-        let (messages, tools);
+        let messages;
         if let PromptInput::Chat(chat) = &self.prompt {
             if written.messages {
-                messages = json(&chat.messages);
+                messages = list(&chat.messages);
                 set.push(("messages", &messages));
             }
-            if let Some(list) = chat.tools.as_ref().filter(|_| written.tools) {
-                tools = json(list);
-                set.push(("tools", &tools));
+            if let Some(tools) = chat.tools.as_ref().filter(|_| written.tools) {
+                set.push(("tools", tools.json()));
             }
         }
         match &self.body {
@@ -181,6 +181,21 @@ pub(crate) fn only_gateways_say(field: &str) -> bool {
         field,
         "kv_transfer_params" | "prompt_token_ids" | "cache_salt" | "request_id"
     ) || field.starts_with("bootstrap_")
+}
+
+/// A JSON array of parts that are JSON already.
+fn list(parts: &[Shared]) -> String {
+    let length: usize = parts.iter().map(|part| part.json().len() + 1).sum();
+    let mut out = String::with_capacity(length + 2);
+    out.push('[');
+    for (at, part) in parts.iter().enumerate() {
+        if at > 0 {
+            out.push(',');
+        }
+        out.push_str(part.json());
+    }
+    out.push(']');
+    out
 }
 
 fn json(value: &(impl serde::Serialize + ?Sized)) -> String {

@@ -230,7 +230,7 @@ fn tokens(builder: &PromptBuilder, known: &SegmentCache, prompt: &PromptInput) -
     };
     let input = ChatInput {
         messages: &chat.messages,
-        tools: chat.tools.as_ref(),
+        tools: chat.tools.as_deref(),
         template_kwargs: chat.template_kwargs.as_ref(),
         unix_seconds: 0,
     };

@@ -31,7 +31,7 @@ fn builder() -> PromptBuilder {
 fn tokens(builder: &PromptBuilder, prompt: &ChatPrompt) -> Vec<u32> {
     let input = ChatInput {
         messages: &prompt.messages,
-        tools: prompt.tools.as_ref(),
+        tools: prompt.tools.as_deref(),
         template_kwargs: prompt.template_kwargs.as_ref(),
         unix_seconds: 0,
     };
@@ -211,8 +211,12 @@ fn a_conversation_has_one_prompt_in_every_dialect_and_spelling() {
     let builder = builder();
     let expected = prompt(Dialect::Chat, &chat(), Options::default());
     let spelled = |prompt: &ChatPrompt| {
-        let messages: Vec<String> = prompt.messages.iter().map(Value::to_string).collect();
-        (messages, prompt.tools.as_ref().map(Value::to_string))
+        let messages: Vec<String> = prompt
+            .messages
+            .iter()
+            .map(|message| message.to_string())
+            .collect();
+        (messages, prompt.tools.as_deref().map(Value::to_string))
     };
     for (dialect, name, body) in same_conversation() {
         let prompt = prompt(dialect, &body, Options::default());

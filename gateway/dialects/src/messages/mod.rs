@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 use crate::answer::Translation;
 use crate::caching::Retention;
 use crate::error::ApiError;
+use crate::shared::Shared;
 use crate::{ChatPrompt, Delivery, Fields, PromptInput, TokenIds, Turn, TurnBody};
 
 use self::answer::Answer;
@@ -123,8 +124,8 @@ impl Request {
     fn prompt(self, template_kwargs: Option<Map<String, Value>>) -> ChatPrompt {
         let tools = self.tools.offered;
         ChatPrompt {
-            messages: self.messages,
-            tools: (!tools.is_empty()).then_some(Value::Array(tools)),
+            messages: self.messages.into_iter().map(Shared::from).collect(),
+            tools: (!tools.is_empty()).then(|| Value::Array(tools).into()),
             template_kwargs,
         }
     }

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{Options, arguments};
+use crate::shared::Shared;
 
 /// Marks where another provider's cache should keep a prefix. They follow the newest message, so
 /// that messages differ from turn to turn by nothing else.
@@ -12,10 +13,17 @@ const MARKS: [&str; 2] = ["cache_control", "prompt_cache_breakpoint"];
 const BILLING: &str = "x-anthropic-billing-header:";
 
 /// Gives messages their one spelling; whether anything changed.
-pub(super) fn normalise(messages: &mut Vec<Value>, options: Options) -> bool {
-    let mut changed = options.billing_line && without_billing(messages);
-    for message in messages.iter_mut().filter_map(Value::as_object_mut) {
-        changed |= normalise_message(message, options);
+pub(super) fn normalise(messages: &mut Vec<Shared>, options: Options) -> bool {
+    let mut changed = false;
+    if let Some(first) = messages.first_mut().filter(|_| options.billing_line) {
+        let billing = first.edit(without_billing);
+        changed = billing != Billing::None;
+        if billing == Billing::Alone && messages.len() > 1 {
+            messages.remove(0);
+        }
+    }
+    for message in messages {
+        changed |= message.edit(|message| super::message_alone(message, options));
     }
     changed
 }
@@ -124,43 +132,53 @@ pub(super) fn unmark(object: &mut Map<String, Value>) -> bool {
     had
 }
 
-/// Takes the billing line off the beginning of the system prompt; whether there was one. What is
-/// left empty by it goes with it.
-fn without_billing(messages: &mut Vec<Value>) -> bool {
-    let Some(first) = messages.first_mut().and_then(Value::as_object_mut) else {
-        return false;
+/// What of a first message is a billing line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Billing {
+    /// Nothing.
+    None,
+    /// Its beginning.
+    Begins,
+    /// All of it; the message goes with it where there are others.
+    Alone,
+}
+
+/// Takes the billing line off the first message, where that is a system prompt.
+pub(crate) fn without_billing(first: &mut Value) -> Billing {
+    let Some(first) = first.as_object_mut() else {
+        return Billing::None;
     };
     let is_system = |role: &Value| role == "system" || role == "developer";
     if !first.get("role").is_some_and(is_system) {
-        return false;
+        return Billing::None;
     }
     let content = first.get_mut("content");
     let is_empty = match content {
         Some(Value::String(text)) => {
             if !cut_billing(text) {
-                return false;
+                return Billing::None;
             }
             text.is_empty()
         }
         Some(Value::Array(parts)) => {
             let Some(Value::String(text)) = parts.first_mut().and_then(|part| part.get_mut("text"))
             else {
-                return false;
+                return Billing::None;
             };
             if !cut_billing(text) {
-                return false;
+                return Billing::None;
             }
             if text.is_empty() {
                 parts.remove(0);
             }
             parts.is_empty()
         }
-        _ => return false,
+        _ => return Billing::None,
     };
-    if is_empty && messages.len() > 1 {
-        messages.remove(0);
+    match is_empty {
+        true => Billing::Alone,
+        false => Billing::Begins,
     }
-    true
 }
 
 fn cut_billing(text: &mut String) -> bool {

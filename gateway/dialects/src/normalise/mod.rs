@@ -17,6 +17,8 @@ mod arguments;
 mod messages;
 mod tools;
 
+use serde_json::Value;
+
 use crate::turn::{ChatPrompt, PromptInput, Turn, TurnBody};
 
 /// Which spellings are made one. All are by default.
@@ -73,16 +75,27 @@ pub fn normalise(prompt: &mut ChatPrompt, options: Options) -> Changed {
         tools: prompt
             .tools
             .as_mut()
-            .is_some_and(|tools| tools::normalise(tools, options)),
+            .is_some_and(|tools| tools.edit(|tools| tools::normalise(tools, options))),
     }
 }
 
 /// Gives one message its spelling: an answer, as the next turn's prompt will have it.
-pub fn normalise_message(message: &mut serde_json::Value, options: Options) {
-    if let Some(message) = message.as_object_mut() {
-        messages::normalise_message(message, options);
-    }
+pub fn normalise_message(message: &mut Value, options: Options) {
+    message_alone(message, options);
 }
+
+/// The same; whether anything changed. A billing line stays.
+pub(crate) fn message_alone(message: &mut Value, options: Options) -> bool {
+    let message = message.as_object_mut();
+    message.is_some_and(|message| messages::normalise_message(message, options))
+}
+
+/// Gives tools their spelling; whether anything changed.
+pub(crate) fn tools_alone(tools: &mut Value, options: Options) -> bool {
+    tools::normalise(tools, options)
+}
+
+pub(crate) use messages::{Billing, without_billing};
 
 impl Turn<'_> {
     /// Gives the turn's prompt its one spelling, which its node's body then has too.

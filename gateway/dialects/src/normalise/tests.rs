@@ -6,16 +6,16 @@ use rand::{RngExt, SeedableRng};
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::Fields;
 use crate::turn::NodeParams;
+use crate::{Fields, Shared};
 
 fn prompt(messages: Value, tools: Option<Value>) -> ChatPrompt {
     let Value::Array(messages) = messages else {
         panic!("messages are an array")
     };
     ChatPrompt {
-        messages,
-        tools,
+        messages: messages.into_iter().map(Shared::from).collect(),
+        tools: tools.map(Shared::from),
         template_kwargs: None,
     }
 }
@@ -24,7 +24,7 @@ fn prompt(messages: Value, tools: Option<Value>) -> ChatPrompt {
 fn check_messages(options: Options, sent: &Value, expected: &Value) {
     let mut given = prompt(sent.clone(), None);
     let changed = normalise(&mut given, options);
-    assert_eq!(Value::Array(given.messages.clone()), *expected, "{sent}");
+    assert_eq!(Value::from(given.messages.clone()), *expected, "{sent}");
     // Values compare without the order of keys; texts do not.
     let texts = |value: &Value| value.to_string();
     let same = texts(sent) == texts(expected);

@@ -20,6 +20,7 @@ use super::{echo, refuse};
 use crate::answer::{Continues, Translation};
 use crate::caching;
 use crate::error::ApiError;
+use crate::shared::Shared;
 use crate::{ChatPrompt, Fields, PromptInput, TokenIds, Turn, TurnBody};
 
 /// A request that may refer to earlier turns.
@@ -152,8 +153,8 @@ impl<'a> Request<'a> {
             messages.push(items::read(item, &Path::At(&path, at))?)?;
         }
         let prompt = ChatPrompt {
-            messages: messages.finish()?,
-            tools: tools.offered,
+            messages: messages.finish()?.into_iter().map(Shared::from).collect(),
+            tools: tools.offered.map(Shared::from),
             template_kwargs: match top.get("chat_template_kwargs") {
                 Some(Value::Object(variables)) => Some(variables.clone()),
                 _ => None,

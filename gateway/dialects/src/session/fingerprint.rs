@@ -87,7 +87,7 @@ mod tests {
             panic!("messages are an array")
         };
         let prompt = ChatPrompt {
-            messages,
+            messages: messages.into_iter().map(Into::into).collect(),
             ..ChatPrompt::default()
         };
         fingerprint(&PromptInput::Chat(prompt))

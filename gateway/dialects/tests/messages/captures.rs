@@ -45,7 +45,7 @@ fn real_clients_are_understood_and_their_turns_append() {
             eprintln!("skipped: no ../shared/agents/captures beside the repository");
             return;
         };
-        let mut before: Option<Vec<Value>> = None;
+        let mut before: Option<Vec<dialects::Shared>> = None;
         let mut appended = 0;
         for capture in captures {
             let path = capture["path"].as_str().expect("a path");

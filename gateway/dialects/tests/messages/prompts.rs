@@ -9,7 +9,7 @@ use super::{read, request};
 fn messages(extra: &Value) -> Value {
     let body = request(extra).to_string();
     let (prompt, node) = read(body.as_bytes()).unwrap_or_else(|error| panic!("{extra}: {error}"));
-    let messages = Value::Array(prompt.messages);
+    let messages = Value::from(prompt.messages);
     assert_eq!(node["messages"], messages, "{extra}");
     messages
 }

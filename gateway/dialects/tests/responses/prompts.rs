@@ -99,7 +99,7 @@ fn parameters_reach_the_node_under_chat_names() {
         })
     );
     assert_eq!(
-        asked.prompt.tools,
+        asked.prompt.tools.map(Value::from),
         Some(json!([{"type": "function", "function":
             {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}, "strict": true}}]))
     );

@@ -22,7 +22,7 @@ fn what_no_node_can_run_is_echoed_and_not_shown() {
     let mut asked =
         ask(&json!({"model": "m", "input": "x", "tools": tools, "tool_choice": "auto"}));
     assert_eq!(
-        asked.prompt.tools,
+        asked.prompt.tools.map(Value::from),
         Some(json!([{"type": "function", "function": {"name": "f"}}]))
     );
     assert_eq!(asked.node["tool_choice"], "auto");
@@ -81,7 +81,7 @@ fn a_choice_among_some_tools_hides_the_others_or_names_one() {
     ] {
         let asked =
             ask(&json!({"model": "m", "input": "x", "tools": tools, "tool_choice": choice}));
-        assert_eq!(names(asked.prompt.tools.as_ref()), shown, "{choice}");
+        assert_eq!(names(asked.prompt.tools.as_deref()), shown, "{choice}");
         let node = asked.node.get("tool_choice").cloned();
         assert_eq!(node.unwrap_or_default(), told, "{choice}");
     }

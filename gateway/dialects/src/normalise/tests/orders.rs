@@ -7,6 +7,7 @@ use rand::{RngExt, SeedableRng};
 use serde_json::{Map, Value, json};
 
 use super::super::*;
+use super::Shared;
 use super::{LINE, prompt};
 
 #[test]
@@ -46,9 +47,9 @@ fn tools_are_the_same_in_any_order_of_keys() {
     let mut random = StdRng::seed_from_u64(7);
     for _ in 0..200 {
         let mut given = prompt(json!([]), Some(shuffled(&tools, &mut random)));
-        let sent = given.tools.as_ref().map(Value::to_string);
+        let sent = given.tools.as_deref().map(Value::to_string);
         let changed = normalise(&mut given, Options::default());
-        let now = given.tools.as_ref().map(Value::to_string);
+        let now = given.tools.as_deref().map(Value::to_string);
         assert_eq!(changed.tools, sent != now);
         assert_eq!(now, Some(tools.to_string()));
         let mut kept = prompt(json!([]), Some(shuffled(&tools, &mut random)));
@@ -135,8 +136,8 @@ fn any_prompt_is_normalised_once() {
         let messages = list(&mut random);
         let tools = Some(Value::Array(list(&mut random)));
         let mut given = ChatPrompt {
-            messages,
-            tools,
+            messages: messages.into_iter().map(Shared::from).collect(),
+            tools: tools.map(Shared::from),
             template_kwargs: None,
         };
         normalise(
