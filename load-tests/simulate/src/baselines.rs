@@ -6,6 +6,7 @@
 mod accounts;
 mod choice;
 pub mod load_only;
+pub mod oracle;
 pub mod sticky;
 
 pub use choice::{Ring, Ties};

@@ -5,6 +5,7 @@
 use std::fmt;
 
 use crate::baselines::load_only::{LeastOutstanding, RoundRobin};
+use crate::baselines::oracle::{Cost, Oracle};
 use crate::baselines::sticky::{Key, Sticky};
 use crate::homing::{Homing, Knowledge, Place, Settings};
 use crate::router::Router;
@@ -41,6 +42,8 @@ pub const NAMES: &[&str] = &[
     "least-outstanding",
     "session",
     "prefix",
+    "oracle",
+    "cost",
 ];
 
 /// What the product is compared with: rules that others use.
@@ -122,6 +125,8 @@ impl Spec {
                 let key = Key::Prefix { blocks };
                 Box::new(Sticky::new(fleet, key, values.given("bound")))
             }
+            "oracle" => Box::new(Oracle::new(fleet, values.get("b", 4.0))),
+            "cost" => Box::new(Cost::new(fleet, values.get("b", 8.0))),
             name => return Err(PolicyError::Name(name.to_owned())),
         };
         values.check()?;
