@@ -27,6 +27,7 @@ mod node_http;
 pub mod policy;
 pub mod process;
 pub mod report;
+pub mod routing_bench;
 pub mod scripted_node;
 pub mod simulate;
 pub mod soak;

@@ -13,7 +13,7 @@ use load_tests::error::LoadError;
 use load_tests::report::Report;
 use load_tests::{
     agent, answers, clients, constrain_bench, echo_node, engine_bench, fairness_bench,
-    gateway_bench, http_bench, node, policy, scripted_node, simulate, soak,
+    gateway_bench, http_bench, node, policy, routing_bench, scripted_node, simulate, soak,
 };
 use serde::Serialize;
 
@@ -59,6 +59,9 @@ enum Tool {
     /// Our gateway beside SMG and nginx
     #[command(hide = true)]
     GatewayBench(gateway_bench::Args),
+    /// Where our gateway and SMG send the turns of agents, before simulated nodes
+    #[command(hide = true)]
+    RoutingBench(Box<routing_bench::Args>),
     /// A node that computes nothing
     #[command(hide = true)]
     EchoNode(echo_node::Args),
@@ -162,6 +165,10 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
             let nodes = node::Nodes::bind(&args).await?;
             println!("{}", json(&nodes.places()?)?);
             until_stdin_ends(nodes.serve(), args.exit_with_stdin).await
+        }
+        Tool::RoutingBench(args) => {
+            let comparison = routing_bench::run(&args).await?;
+            show(&comparison.table(), &comparison, args.json.as_deref())
         }
         Tool::EchoNode(args) => {
             let node = echo_node::EchoNode::bind(&args).await?;

@@ -1,0 +1,285 @@
+//! What do the runs say: hits, balance, times, predictions, and which goals were missed?
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::Cell;
+use super::fronts::Counted;
+use crate::agent::Run;
+use crate::measure::{Summary, ratio};
+
+/// Of the cache that all share and that never forgets, this share where caches hold everything.
+const ONE_CACHE_SHARE_MIN: f64 = 0.97;
+/// The busiest node's computed tokens by the mean.
+const IMBALANCE_MAX: f64 = 1.15;
+
+/// One run.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Sample {
+    /// Cached share of all prompt tokens, by the nodes' own counts.
+    pub hit_ratio: f64,
+    /// What one unbounded cache shared by all nodes would have had of the same requests.
+    pub one_cache_ratio: f64,
+    /// Prompt tokens that the busiest node computed, by the mean of all nodes.
+    pub imbalance: f64,
+    /// Request to first token, mean, in ms of model time.
+    pub ttft_mean_ms: f64,
+    /// The same, 99th percentile.
+    pub ttft_p99_ms: f64,
+    /// Request to the end of its answer, mean, in ms of model time.
+    pub latency_mean_ms: f64,
+    /// Requests that failed, and those that were never sent because of that.
+    pub failed: f64,
+    /// Cached tokens that the front expected, by those that there were; 0 where it does not say.
+    pub expected_share: f64,
+    /// Mean distance of a request's expected from its real cached tokens.
+    pub expected_error_tokens: f64,
+}
+
+impl Sample {
+    pub(super) fn of(run: &Run, before: &[Counted], after: &[Counted], speed: f64) -> Self {
+        let count = |pick: fn(&Counted) -> u64| -> Vec<f64> {
+            let pairs = before.iter().zip(after);
+            pairs.map(|(b, a)| (pick(a) - pick(b)) as f64).collect()
+        };
+        let sum = |pick| count(pick).iter().sum::<f64>();
+        let prompts = sum(|c| c.prompt_tokens);
+        let computed = count(|c| c.prompt_tokens - c.cached_tokens);
+        let most = computed.iter().copied().fold(0.0, f64::max);
+        let good = || run.records.iter().filter(|record| record.failure.is_none());
+        let ttft = Summary::of(good().filter_map(|r| r.ttft_ms).map(|ms| ms * speed));
+        let latency = Summary::of(good().map(|record| record.latency_ms * speed));
+        let predicted: Vec<(f64, f64)> = good()
+            .filter_map(|r| Some((r.expected_cached? as f64, r.usage?.cached_tokens as f64)))
+            .collect();
+        let expected = predicted.iter().map(|(e, _)| e).sum();
+        let real = predicted.iter().map(|(_, r)| r).sum();
+        let error = predicted.iter().map(|(e, r)| (e - r).abs()).sum();
+        Self {
+            hit_ratio: ratio(sum(|c| c.cached_tokens), prompts),
+            one_cache_ratio: ratio(sum(|c| c.one_cache_tokens), prompts),
+            imbalance: ratio(most * computed.len() as f64, computed.iter().sum()),
+            ttft_mean_ms: ttft.mean,
+            ttft_p99_ms: ttft.p99,
+            latency_mean_ms: latency.mean,
+            failed: (run.records.len() - good().count() + run.not_sent) as f64,
+            expected_share: ratio(expected, real),
+            expected_error_tokens: ratio(error, predicted.len() as f64),
+        }
+    }
+
+    /// For whoever waits.
+    pub(super) fn line(&self) -> String {
+        format!(
+            "hits {:.3} of {:.3}, imbalance {:.2}, TTFT {:.0} / {:.0} ms, latency {:.0} ms, {} failed, \
+             expected {:.3}",
+            self.hit_ratio,
+            self.one_cache_ratio,
+            self.imbalance,
+            self.ttft_mean_ms,
+            self.ttft_p99_ms,
+            self.latency_mean_ms,
+            self.failed,
+            self.expected_share,
+        )
+    }
+
+    fn mean(samples: &[Self]) -> Self {
+        let of =
+            |pick: fn(&Self) -> f64| ratio(samples.iter().map(pick).sum(), samples.len() as f64);
+        Self {
+            hit_ratio: of(|s| s.hit_ratio),
+            one_cache_ratio: of(|s| s.one_cache_ratio),
+            imbalance: of(|s| s.imbalance),
+            ttft_mean_ms: of(|s| s.ttft_mean_ms),
+            ttft_p99_ms: of(|s| s.ttft_p99_ms),
+            latency_mean_ms: of(|s| s.latency_mean_ms),
+            failed: of(|s| s.failed),
+            expected_share: of(|s| s.expected_share),
+            expected_error_tokens: of(|s| s.expected_error_tokens),
+        }
+    }
+}
+
+/// One front in one cell.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The cell.
+    #[serde(flatten)]
+    pub cell: Cell,
+    /// The front.
+    pub front: String,
+    /// Means over the rounds.
+    #[serde(flatten)]
+    pub mean: Sample,
+}
+
+/// Every front in every cell, in the order of the first round.
+pub(super) fn rows(samples: &[(Cell, String, Sample)]) -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    for (cell, front, _) in samples {
+        if rows
+            .iter()
+            .any(|row| row.cell == *cell && row.front == *front)
+        {
+            continue;
+        }
+        let of = samples.iter().filter(|(c, f, _)| c == cell && f == front);
+        let of: Vec<Sample> = of.map(|(_, _, sample)| *sample).collect();
+        rows.push(Row {
+            cell: *cell,
+            front: front.clone(),
+            mean: Sample::mean(&of),
+        });
+    }
+    rows
+}
+
+/// The goals that our rows miss. `ample` is the capacity that counts as holding everything.
+pub(super) fn missed(rows: &[Row], ample: usize) -> Vec<String> {
+    let mut missed = Vec::new();
+    for ours in rows.iter().filter(|row| row.front == "homing") {
+        let mut miss = |what: String| missed.push(format!("{:?}: {what}", ours.cell));
+        let us = &ours.mean;
+        if us.imbalance > IMBALANCE_MAX {
+            miss(format!("imbalance {:.3} > {IMBALANCE_MAX}", us.imbalance));
+        }
+        let share = ratio(us.hit_ratio, us.one_cache_ratio);
+        if ours.cell.capacity == ample && share < ONE_CACHE_SHARE_MIN {
+            miss(format!(
+                "{share:.3} of one cache's hits < {ONE_CACHE_SHARE_MIN}"
+            ));
+        }
+        if us.failed > 0.0 {
+            miss(format!("{} requests failed", us.failed));
+        }
+        let peers = rows
+            .iter()
+            .filter(|row| row.front != "homing" && row.cell == ours.cell);
+        for peer in peers {
+            let (them, name) = (&peer.mean, &peer.front);
+            if us.hit_ratio < them.hit_ratio {
+                miss(format!(
+                    "hits {:.4} < {:.4} of {name}",
+                    us.hit_ratio, them.hit_ratio
+                ));
+            }
+            if us.latency_mean_ms > them.latency_mean_ms {
+                let (ours, theirs) = (us.latency_mean_ms, them.latency_mean_ms);
+                miss(format!("latency {ours:.0} ms > {theirs:.0} ms of {name}"));
+            }
+        }
+    }
+    missed
+}
+
+pub(super) fn table(rows: &[Row], missed: &[String]) -> String {
+    let mut text = format!(
+        "{:>8} {:>7} {:>6} {:>6} {:>6} {:>9} {:>17} {:>8} {:>9}  front\n",
+        "blocks",
+        "prompts",
+        "hits",
+        "one",
+        "share",
+        "imbalance",
+        "TTFT mean/p99 ms",
+        "latency",
+        "expected"
+    );
+    for row in rows {
+        let Cell {
+            capacity,
+            system_prompts,
+        } = row.cell;
+        let mean = &row.mean;
+        let _ = writeln!(
+            text,
+            "{capacity:>8} {system_prompts:>7} {:>6.3} {:>6.3} {:>6.3} {:>9.3} {:>8.0} / {:>6.0} {:>8.0} {:>9}  {}",
+            mean.hit_ratio,
+            mean.one_cache_ratio,
+            ratio(mean.hit_ratio, mean.one_cache_ratio),
+            mean.imbalance,
+            mean.ttft_mean_ms,
+            mean.ttft_p99_ms,
+            mean.latency_mean_ms,
+            match mean.expected_share {
+                share if share > 0.0 => format!("{share:.3}"),
+                _ => "-".into(),
+            },
+            row.front
+        );
+    }
+    match missed {
+        [] => text.push_str("every goal is met\n"),
+        missed => missed.iter().for_each(|miss| {
+            let _ = writeln!(text, "missed: {miss}");
+        }),
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(front: &str, hit_ratio: f64, imbalance: f64, latency_mean_ms: f64) -> Row {
+        Row {
+            cell: Cell {
+                capacity: 100,
+                system_prompts: 1,
+            },
+            front: front.into(),
+            mean: Sample {
+                hit_ratio,
+                one_cache_ratio: 0.9,
+                imbalance,
+                latency_mean_ms,
+                ..Sample::default()
+            },
+        }
+    }
+
+    /// Catches a goal that no figure can miss.
+    #[test]
+    fn goals() {
+        let check = |ours: [f64; 3], ample: usize, expected: usize| {
+            let [hits, imbalance, latency] = ours;
+            let rows = [
+                row("homing", hits, imbalance, latency),
+                row("smg", 0.88, 1.4, 50.0),
+            ];
+            let missed = missed(&rows, ample);
+            assert_eq!(missed.len(), expected, "{missed:?}");
+        };
+        check([0.89, 1.1, 49.0], 100, 0);
+        check([0.87, 1.1, 49.0], 100, 2);
+        check([0.87, 1.1, 49.0], 200, 1);
+        check([0.89, 1.2, 51.0], 100, 2);
+    }
+
+    /// Catches rounds that are not averaged, and cells that are mixed up.
+    #[test]
+    fn rounds_are_averaged() {
+        let cell = |system_prompts| Cell {
+            capacity: 1,
+            system_prompts,
+        };
+        let sample = |hit_ratio| Sample {
+            hit_ratio,
+            ..Sample::default()
+        };
+        let all = [
+            (cell(1), "homing".into(), sample(0.5)),
+            (cell(6), "homing".into(), sample(0.1)),
+            (cell(1), "homing".into(), sample(0.7)),
+        ];
+        let rows = rows(&all);
+        let hits: Vec<f64> = rows.iter().map(|row| row.mean.hit_ratio).collect();
+        assert_eq!(hits.len(), 2);
+        assert!(
+            (hits[0] - 0.6).abs() < 1e-9 && (hits[1] - 0.1).abs() < 1e-9,
+            "{hits:?}"
+        );
+    }
+}
