@@ -4,7 +4,10 @@
 //! answered, which blocks a node says it holds. [`oracle`] alone looks into the nodes.
 
 mod accounts;
+pub mod cache_aware;
 mod choice;
+pub mod dynamo;
+pub mod llm_d;
 pub mod load_only;
 pub mod oracle;
 pub mod sticky;

@@ -4,6 +4,9 @@
 
 use std::fmt;
 
+use crate::baselines::cache_aware::{CacheAware, Knowledge as CacheKnowledge, Thresholds};
+use crate::baselines::dynamo::{self, Dynamo};
+use crate::baselines::llm_d::{self, LlmD};
 use crate::baselines::load_only::{LeastOutstanding, RoundRobin};
 use crate::baselines::oracle::{Cost, Oracle};
 use crate::baselines::sticky::{Key, Sticky};
@@ -15,7 +18,7 @@ use crate::scenario::Fleet;
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum PolicyError {
     /// No such name.
-    #[error("no policy {0:?}; there are: {names}", names = NAMES.join(", "))]
+    #[error("no policy {0:?}; there are: all, {names}", names = NAMES.join(", "))]
     Name(String),
     /// A parameter that is not `key=number`.
     #[error("{policy}: {parameter:?} is not key=number")]
@@ -33,6 +36,16 @@ pub enum PolicyError {
         /// As given.
         key: String,
     },
+    /// A value that makes no sense.
+    #[error("{policy}: {key} must be {allowed}")]
+    Value {
+        /// Whose.
+        policy: String,
+        /// Which parameter.
+        key: String,
+        /// What it may be.
+        allowed: &'static str,
+    },
 }
 
 /// All names, the product's own first.
@@ -42,12 +55,23 @@ pub const NAMES: &[&str] = &[
     "least-outstanding",
     "session",
     "prefix",
+    "cache-aware",
+    "dynamo",
+    "llm-d",
     "oracle",
     "cost",
 ];
 
 /// What the product is compared with: rules that others use.
-pub const BASELINES: &[&str] = &["round-robin", "least-outstanding", "session", "prefix"];
+pub const BASELINES: &[&str] = &[
+    "round-robin",
+    "least-outstanding",
+    "session",
+    "prefix",
+    "cache-aware",
+    "dynamo",
+    "llm-d",
+];
 
 /// The reference of a scenario is, for each figure, the best of these.
 pub const REFERENCES: &[&str] = &["oracle:b=4", "oracle:b=8", "cost:b=4", "cost:b=8"];
@@ -97,11 +121,15 @@ impl Spec {
     /// What a command line means: `all`, a name (over that policy's own parameters), or a name with
     /// parameters.
     pub fn parse_swept(text: &str) -> Result<Vec<Self>, PolicyError> {
-        let specs = |texts: &[&str]| texts.iter().map(|text| Self::parse(text)).collect();
         if text == "all" {
-            return specs(NAMES);
+            return Ok(NAMES.iter().flat_map(|name| sweep(name)).collect());
         }
-        specs(&[text])
+        let spec = Self::parse(text)?;
+        Ok(if text == spec.name {
+            sweep(spec.name)
+        } else {
+            vec![spec]
+        })
     }
 
     /// Its name without parameters.
@@ -115,22 +143,127 @@ impl Spec {
             spec: self,
             known: Vec::new(),
         };
-        let router: Box<dyn Router> = match self.name {
-            "homing" => Box::new(homing(fleet)),
-            "round-robin" => Box::new(RoundRobin::new()),
-            "least-outstanding" => Box::new(LeastOutstanding::new(fleet)),
-            "session" => Box::new(Sticky::new(fleet, Key::Session, values.given("bound"))),
-            "prefix" => {
-                let blocks = values.get("blocks", 2.0) as usize;
-                let key = Key::Prefix { blocks };
-                Box::new(Sticky::new(fleet, key, values.given("bound")))
-            }
-            "oracle" => Box::new(Oracle::new(fleet, values.get("b", 4.0))),
-            "cost" => Box::new(Cost::new(fleet, values.get("b", 8.0))),
-            name => return Err(PolicyError::Name(name.to_owned())),
-        };
+        let router = build(self.name, fleet, &mut values)?;
         values.check()?;
         Ok(router)
+    }
+}
+
+fn build(
+    name: &str,
+    fleet: &Fleet,
+    values: &mut Values<'_>,
+) -> Result<Box<dyn Router>, PolicyError> {
+    Ok(match name {
+        "homing" => Box::new(homing(fleet)),
+        "round-robin" => Box::new(RoundRobin::new()),
+        "least-outstanding" => Box::new(LeastOutstanding::new(fleet)),
+        "session" => Box::new(Sticky::new(fleet, Key::Session, values.bound()?)),
+        "prefix" => {
+            let blocks = values.get("blocks", 2.0) as usize;
+            Box::new(Sticky::new(fleet, Key::Prefix { blocks }, values.bound()?))
+        }
+        "cache-aware" => {
+            let thresholds = Thresholds {
+                threshold: values.get("threshold", 0.3),
+                abs: values.get("abs", 64.0),
+                rel: values.get("rel", 1.5),
+            };
+            // About what SMG's default of 64 M characters is in blocks.
+            let blocks = values.get("tree", 32_768.0) as usize;
+            let knowledge = if values.get("events", 0.0) > 0.0 {
+                CacheKnowledge::Events
+            } else {
+                CacheKnowledge::Dispatches { blocks }
+            };
+            Box::new(CacheAware::new(fleet, thresholds, knowledge))
+        }
+        "dynamo" => {
+            let weights = dynamo::Weights {
+                scale: values.get("scale", 1.0),
+                credit: values.get("credit", 1.0),
+                decay: values.get("decay", 0.0),
+                requests: values.get("requests", 0.0),
+            };
+            Box::new(Dynamo::new(fleet, weights))
+        }
+        "llm-d" => {
+            let weights = llm_d::Weights {
+                prefix: values.get("prefix", 3.0),
+                queue: values.get("queue", 2.0),
+                cache: values.get("cache", 2.0),
+            };
+            Box::new(LlmD::new(fleet, weights))
+        }
+        "oracle" => Box::new(Oracle::new(fleet, values.get("b", 4.0))),
+        "cost" => Box::new(Cost::new(fleet, values.get("b", 8.0))),
+        name => return Err(PolicyError::Name(name.to_owned())),
+    })
+}
+
+/// The parameters that a policy is played with when none are given: its defaults first, then what
+/// an operator would try around them.
+fn sweep(name: &'static str) -> Vec<Spec> {
+    let one = |values: &[(&str, f64)]| Spec {
+        name,
+        values: values.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect(),
+    };
+    match name {
+        "session" => {
+            let bounded = [1.1, 1.25, 1.5, 2.0].map(|bound| one(&[("bound", bound)]));
+            std::iter::once(one(&[])).chain(bounded).collect()
+        }
+        "prefix" => [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
+            .into_iter()
+            .flat_map(|blocks| {
+                let free = one(&[("blocks", blocks)]);
+                let bounded = one(&[("blocks", blocks), ("bound", 1.25)]);
+                [free, bounded]
+            })
+            .collect(),
+        "cache-aware" => {
+            let mut specs = Vec::new();
+            for events in [0.0, 1.0] {
+                for (abs, rel) in [(64.0, 1.5), (32.0, 1.1), (16.0, 1.25), (4.0, 1.1)] {
+                    for threshold in [0.1, 0.3, 0.5] {
+                        specs.push(one(&[
+                            ("threshold", threshold),
+                            ("abs", abs),
+                            ("rel", rel),
+                            ("events", events),
+                        ]));
+                    }
+                }
+            }
+            specs
+        }
+        "dynamo" => {
+            let scales = [1.0, 4.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+            let plain = scales.map(|scale| one(&[("scale", scale)]));
+            let decayed = [16.0, 64.0].map(|scale| one(&[("scale", scale), ("decay", 0.1)]));
+            plain.into_iter().chain(decayed).collect()
+        }
+        "llm-d" => [
+            (3.0, 2.0, 2.0),
+            (1.0, 1.0, 1.0),
+            (2.0, 1.0, 1.0),
+            (3.0, 2.0, 0.0),
+            (4.0, 1.0, 1.0),
+            (8.0, 1.0, 1.0),
+            (16.0, 2.0, 0.0),
+            (16.0, 1.0, 1.0),
+            (32.0, 1.0, 1.0),
+        ]
+        .into_iter()
+        .map(|(prefix, queue, cache)| {
+            one(&[("prefix", prefix), ("queue", queue), ("cache", cache)])
+        })
+        .collect(),
+        "oracle" => [1.0, 2.0, 4.0, 8.0, 16.0]
+            .map(|b| one(&[("b", b)]))
+            .to_vec(),
+        "cost" => [4.0, 8.0].map(|b| one(&[("b", b)])).to_vec(),
+        _ => vec![one(&[])],
     }
 }
 
@@ -152,6 +285,19 @@ impl Values<'_> {
 
     fn get(&mut self, key: &'static str, default: f64) -> f64 {
         self.given(key).unwrap_or(default)
+    }
+
+    /// A load bound: below 1, no node could ever take a request.
+    fn bound(&mut self) -> Result<Option<f64>, PolicyError> {
+        let bound = self.given("bound");
+        if bound.is_some_and(|bound| bound < 1.0) {
+            return Err(PolicyError::Value {
+                policy: self.spec.name.to_owned(),
+                key: "bound".to_owned(),
+                allowed: "1 or more",
+            });
+        }
+        Ok(bound)
     }
 
     fn check(&self) -> Result<(), PolicyError> {
