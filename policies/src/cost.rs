@@ -1,21 +1,28 @@
 //! What does it cost, in milliseconds, to send this request to that node?
 //!
 //! Milliseconds and not weights: every term is time that somebody waits, so terms can be measured
-//! and compared. The cost is the round trip, plus (in-flight prefill + b × uncached tokens) /
-//! prefill rate, plus pool pressure, decode interference and fetching KV, minus the session's
-//! bonus.
-//! `b` above 1 says that a recomputed token costs more than this request's own wait: it delays
-//! everybody behind it and takes pool room from a prefix that somebody else needs. Replays of
-//! public agent traces found 4 to 8 robust.
-//! Left out for now: KV store tiers (`fetch_ms` is always 0) and a measured decode model: a token
-//! to be decoded counts as one to be prefilled, which is what it costs in arithmetic once a batch
-//! shares the reading of the weights.
+//! and compared. What this request waits itself: the round trip, the prefill in flight before it,
+//! its own prefill, room in the pool, fetching KV from a store tier. What others wait because of
+//! it: those who come while its prefill is queued or computed (`behind_ms`), those whose prefix it
+//! pushes out (`live_ms`), those whose decode it shares steps with.
+//!
+//! `b` weighs the request's own prefill. Without `behind_ms` a single weight has to stand for all
+//! that others lose by it, and replays of public agent traces found 4 to 8 best. Spelled out, that
+//! loss grows with the square of the prefill, with how often others come, and with how busy the
+//! node is: moving a short context is cheap, a long one dear. Replays then find 1 best, which is
+//! what the request itself waits.
 
 use cache_index::block::BLOCK_TOKENS;
 use cache_index::ids::NodeId;
+use cache_index::tiers::Tiers;
 
 use crate::affinity::AffinityParams;
-use crate::view::{NodeView, RequestView};
+use crate::load::weighted_tokens;
+use crate::view::{FetchCosts, FleetView, NodeView, RequestView};
+
+mod terms;
+
+pub use terms::Terms;
 
 /// A block as a token count.
 const BLOCK_TOKENS_U64: u64 = BLOCK_TOKENS as u64;
@@ -23,20 +30,22 @@ const BLOCK_TOKENS_U64: u64 = BLOCK_TOKENS as u64;
 /// What the cost is computed with.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Params {
-    /// Weight of this request's own uncached tokens.
+    /// Weight of this request's own prefill.
     pub b: f64,
     /// Prefill rate assumed for a node that has none measured.
     pub prefill_tokens_per_s_default: f64,
     /// Weight of what those wait longer who come after this request.
     pub behind: f64,
-    /// Those who come after are at most so many in a second of this node's time.
+    /// At most so many are counted to come in a second of a node's idle time.
     pub behind_per_s_max: f64,
-    /// Share of a pool that the live sessions' prefixes may fill before a new one displaces them.
+    /// Share of a pool that running requests may hold before the next one waits for room.
+    pub pool_share: f64,
+    /// How long a request keeps its blocks.
+    pub pool_wait_ms: f64,
+    /// Weight of computing again what is pushed out of live sessions' prefixes.
+    pub live: f64,
+    /// Share of a pool that these may fill before anything of them is pushed out.
     pub live_share: f64,
-    /// Weight of live blocks displaced.
-    pub live_pressure: f64,
-    /// Weight of recomputing what this request would push out of a full pool.
-    pub pool_pressure: f64,
     /// Prefill tokens that one token of decode in flight counts as.
     pub decode_interference: f64,
     /// A session without binding is cold where no node holds more than this share of its prompt.
@@ -48,83 +57,56 @@ pub struct Params {
     pub cold_round_trip_slack_ms: f64,
     /// How strongly sessions stay.
     pub affinity: AffinityParams,
+    /// Which nodes are looked at where there are many.
+    pub sample: SampleParams,
 }
 
 impl Default for Params {
+    /// Found by replaying public agent traces on modelled nodes, the same for all of them; see
+    /// `docs/decisions/`. A decode token counts little: a step of a running batch costs about as
+    /// much with one sequence more.
     fn default() -> Self {
         Self {
-            b: 6.0,
+            b: 1.0,
             prefill_tokens_per_s_default: 1000.0,
-            behind: 1.0,
+            behind: 0.7,
             behind_per_s_max: 8.0,
+            pool_share: 0.7,
+            pool_wait_ms: 20_000.0,
+            live: 2.0,
             live_share: 0.9,
-            live_pressure: 1.0,
-            pool_pressure: 1.0,
-            decode_interference: 1.0,
+            decode_interference: 0.05,
             cold_overlap_share: 0.1,
             cold_overlap_tokens_min: 64,
             cold_round_trip_slack_ms: 10.0,
             affinity: AffinityParams::default(),
+            sample: SampleParams::default(),
         }
     }
 }
 
-/// Every term of one candidate's cost, in milliseconds.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Terms {
-    /// Network.
-    pub round_trip_ms: f64,
-    /// Waiting for the prefill that is already in flight there.
-    pub queue_ms: f64,
-    /// This request's own uncached tokens, weighted with `b`.
-    pub prefill_ms: f64,
-    /// What those wait longer who come while this request's prefill is queued or computed.
-    pub behind_ms: f64,
-    /// Recomputing what it would push out of a full pool.
-    pub pool_ms: f64,
-    /// Sharing steps with the decodes in flight there.
-    pub decode_ms: f64,
-    /// Fetching KV from a store tier.
-    pub fetch_ms: f64,
-    /// The bonus of the node that the session is bound to: 0 or negative.
-    pub session_ms: f64,
+/// Which nodes are looked at where there are many; see [`crate::sample`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SampleParams {
+    /// Up to so many nodes all are looked at.
+    pub nodes_max: usize,
+    /// Of those that hold some of the prompt, the ones that hold most.
+    pub holders: usize,
+    /// The ones with the least work before them.
+    pub idle: usize,
+    /// The session's own, by rendezvous.
+    pub rendezvous: usize,
 }
 
-impl Terms {
-    /// Each with its name, for whoever has to show or write them all.
-    pub fn named(&self) -> [(&'static str, f64); 8] {
-        let Self {
-            round_trip_ms,
-            queue_ms,
-            prefill_ms,
-            behind_ms,
-            pool_ms,
-            decode_ms,
-            fetch_ms,
-            session_ms,
-        } = *self;
-        [
-            ("round_trip_ms", round_trip_ms),
-            ("queue_ms", queue_ms),
-            ("prefill_ms", prefill_ms),
-            ("behind_ms", behind_ms),
-            ("pool_ms", pool_ms),
-            ("decode_ms", decode_ms),
-            ("fetch_ms", fetch_ms),
-            ("session_ms", session_ms),
-        ]
-    }
-
-    /// Their sum.
-    pub fn total_ms(&self) -> f64 {
-        self.round_trip_ms
-            + self.queue_ms
-            + self.prefill_ms
-            + self.behind_ms
-            + self.pool_ms
-            + self.decode_ms
-            + self.fetch_ms
-            + self.session_ms
+impl Default for SampleParams {
+    /// Replays with 64 nodes lose nothing by it.
+    fn default() -> Self {
+        Self {
+            nodes_max: 32,
+            holders: 8,
+            idle: 8,
+            rendezvous: 2,
+        }
     }
 }
 
@@ -133,51 +115,126 @@ impl Terms {
 pub struct Candidate {
     /// The node.
     pub node: NodeId,
-    /// Prompt tokens it is expected to read from cache.
+    /// Prompt tokens it is expected to read from cache, those fetched from a store tier included.
     pub cached_tokens: u64,
+    /// Of these, the ones that it would fetch.
+    pub fetched_tokens: u64,
     /// The terms of its cost.
     pub terms: Terms,
     /// Their sum.
     pub cost_ms: f64,
 }
 
-/// Prompt tokens that `node` is expected to read from cache: whole blocks of its own size, and
-/// never the last token, which is always computed because its logits are needed.
-pub fn cached_tokens(request: &RequestView, node: &NodeView) -> u64 {
-    let held = u64::try_from(node.overlap_blocks).unwrap_or(u64::MAX);
-    let creditable = request.prompt_tokens.saturating_sub(1) / BLOCK_TOKENS_U64;
-    let tokens = BLOCK_TOKENS_U64 * held.min(creditable);
+/// Prompt tokens that a node with so many leading blocks is expected to read from cache: whole
+/// blocks of its own size, and never the last token, which is always computed because its logits
+/// are needed.
+fn creditable(request: &RequestView, node: &NodeView, blocks: usize) -> u64 {
+    let held = u64::try_from(blocks).unwrap_or(u64::MAX);
+    let most = request.prompt_tokens.saturating_sub(1) / BLOCK_TOKENS_U64;
+    let tokens = BLOCK_TOKENS_U64 * held.min(most);
     let granule = node.node_block_tokens.max(1);
     tokens / granule * granule
 }
 
+/// Prompt tokens that `node` is expected to find in its device's memory.
+pub fn cached_tokens(request: &RequestView, node: &NodeView) -> u64 {
+    creditable(request, node, node.overlap_blocks)
+}
+
 /// Computes one candidate's cost.
-pub fn candidate(request: &RequestView, node: &NodeView, p: &Params) -> Candidate {
-    let cached_tokens = cached_tokens(request, node);
-    let uncached = request.prompt_tokens - cached_tokens;
+pub fn candidate(
+    request: &RequestView,
+    node: &NodeView,
+    fleet: &FleetView,
+    p: &Params,
+) -> Candidate {
     let rate = prefill_rate(node, p);
     let ms = |tokens: f64| tokens * 1000.0 / rate;
-    let bound = request.bound.as_ref() == Some(&node.id);
-    let bonus = p.affinity.bonus_ms(ms(to_f64(cached_tokens)));
+    let prefill = |cached| {
+        ms(weighted_tokens(
+            cached,
+            request.prompt_tokens,
+            node.context_doubles_tokens,
+        ))
+    };
+    let source = cheapest_source(request, node, |cached| p.b * prefill(cached));
+    let uncached = request.prompt_tokens - source.cached_tokens;
     let queue_ms = ms(to_f64(node.inflight_prefill_tokens));
-    let own_ms = ms(to_f64(uncached));
+    let own_ms = prefill(source.cached_tokens);
+    let bound = request.bound.as_ref() == Some(&node.id);
+    // A binding to a node that has lost the session's prefix is worth nothing.
+    let bonus = p.affinity.bonus_ms(ms(to_f64(source.cached_tokens)));
     let terms = Terms {
         round_trip_ms: node.round_trip_ms.max(0.0),
         queue_ms,
         prefill_ms: p.b * own_ms,
-        behind_ms: p.behind * behind_ms(node, queue_ms, own_ms, p),
-        pool_ms: ms(p.pool_pressure * to_f64(displaced_tokens(request, node, uncached))
-            + p.live_pressure * to_f64(displaced_live(request, node, uncached, p))),
+        behind_ms: p.behind * behind_ms(node, fleet, (queue_ms, own_ms), p),
+        pool_ms: pool_wait_ms(request, node, p),
+        live_ms: ms(p.live * to_f64(displaced_live(request, node, uncached, p))),
         decode_ms: ms(p.decode_interference * to_f64(node.inflight_decode_tokens)),
-        fetch_ms: 0.0,
+        fetch_ms: source.fetch_ms,
         session_ms: if bound { -bonus } else { 0.0 },
     };
     Candidate {
         node: node.id.clone(),
-        cached_tokens,
+        cached_tokens: source.cached_tokens,
+        fetched_tokens: source.fetched_tokens,
         terms,
         cost_ms: terms.total_ms(),
     }
+}
+
+/// How the request's prefix would come to be on the device.
+struct Source {
+    cached_tokens: u64,
+    fetched_tokens: u64,
+    fetch_ms: f64,
+}
+
+/// The cheapest of: what the device holds alone, and each store tier read as well. A node fetches
+/// where that is cheaper than computing, and not otherwise.
+fn cheapest_source(
+    request: &RequestView,
+    node: &NodeView,
+    prefill_ms: impl Fn(u64) -> f64,
+) -> Source {
+    let Tiers {
+        host, disk, shared, ..
+    } = node.overlap_tiers;
+    let FetchCosts {
+        host_ms,
+        disk_ms,
+        shared_ms,
+    } = node.fetch_ms_per_block;
+    let device = node.overlap_blocks;
+    let on_device = creditable(request, node, device);
+    let mut best = Source {
+        cached_tokens: on_device,
+        fetched_tokens: 0,
+        fetch_ms: 0.0,
+    };
+    let mut best_ms = prefill_ms(on_device);
+    let (mut blocks, mut fetch_ms) = (device, 0.0);
+    for (reach, block_ms) in [(host, host_ms), (disk, disk_ms), (shared, shared_ms)] {
+        let more = reach.saturating_sub(blocks);
+        // A tier whose speed is not known is not counted on, nor any behind it.
+        if more > 0 && !(block_ms.is_finite() && block_ms > 0.0) {
+            break;
+        }
+        blocks += more;
+        fetch_ms += to_f64(u64::try_from(more).unwrap_or(u64::MAX)) * block_ms.max(0.0);
+        let cached_tokens = creditable(request, node, blocks);
+        let total_ms = fetch_ms + prefill_ms(cached_tokens);
+        if cached_tokens > best.cached_tokens && total_ms < best_ms {
+            best_ms = total_ms;
+            best = Source {
+                cached_tokens,
+                fetched_tokens: cached_tokens - on_device,
+                fetch_ms,
+            };
+        }
+    }
+    best
 }
 
 /// A measured rate, or the default where there is none or it makes no sense.
@@ -191,36 +248,52 @@ fn prefill_rate(node: &NodeView, p: &Params) -> f64 {
 }
 
 /// What everybody waits longer who comes until the node has caught up, in all: while the queue and
-/// this request's own work last, each of those is late by that work; a node that is busy catches up
-/// slower. This is the difference that the request makes to the mean of an M/G/1 queue's waiting.
-fn behind_ms(node: &NodeView, queue_ms: f64, own_ms: f64, p: &Params) -> f64 {
+/// this request's own work last, each of those is late by that work, and a busy node catches up
+/// slower. This is the difference that one request makes to the waiting in an M/G/1 queue.
+/// A node counts as visited at least as often as the others: one that serves slowly sees few
+/// requests because its sessions wait, and would otherwise look like a quiet place.
+fn behind_ms(
+    node: &NodeView,
+    fleet: &FleetView,
+    (queue_ms, own_ms): (f64, f64),
+    p: &Params,
+) -> f64 {
     let idle = 1.0 - node.busy_share.clamp(0.0, 0.95);
-    let per_s = (node.arrivals_per_s.max(0.0) / idle).min(p.behind_per_s_max);
+    let arrivals_per_s = node.arrivals_per_s.max(fleet.arrivals_per_s).max(0.0);
+    let per_s = (arrivals_per_s / idle).min(p.behind_per_s_max);
     own_ms * (queue_ms + own_ms / 2.0) / 1000.0 * per_s
+}
+
+/// How long the request waits until others have given back the blocks that it needs: as long as a
+/// request keeps its blocks, times the share of the pool that is missing.
+fn pool_wait_ms(request: &RequestView, node: &NodeView, p: &Params) -> f64 {
+    if node.pool_blocks == 0 {
+        return 0.0;
+    }
+    let pool = to_f64(node.pool_blocks);
+    let over = to_f64(node.pool_used_blocks) + to_f64(wanted_blocks(request)) - p.pool_share * pool;
+    p.pool_wait_ms * (over / pool).clamp(0.0, 1.0)
 }
 
 /// Tokens of live sessions' prefixes that the request's new blocks would push out.
 fn displaced_live(request: &RequestView, node: &NodeView, uncached: u64, p: &Params) -> u64 {
-    if node.pool_blocks == 0 { return 0; }
-    let added = uncached.saturating_add(request.output_tokens_expected).div_ceil(BLOCK_TOKENS_U64);
-    let wanted = request.prompt_tokens.saturating_add(request.output_tokens_expected).div_ceil(BLOCK_TOKENS_U64);
-    let room = (p.live_share * to_f64(node.pool_blocks)) as u64;
-    let over = node.live_blocks.saturating_add(wanted).saturating_sub(room);
-    over.min(added) * BLOCK_TOKENS_U64
-}
-
-/// Tokens that the request needs room for and the pool, beside what running requests hold, does
-/// not have: so much must be evicted from running work or waited for.
-fn displaced_tokens(request: &RequestView, node: &NodeView, uncached: u64) -> u64 {
     if node.pool_blocks == 0 {
         return 0;
     }
-    let wanted = uncached.saturating_add(request.output_tokens_expected);
-    let free = node.pool_blocks.saturating_sub(node.pool_used_blocks);
-    wanted
+    let new = uncached
+        .saturating_add(request.output_tokens_expected)
+        .div_ceil(BLOCK_TOKENS_U64);
+    let filled = node.live_blocks.saturating_add(wanted_blocks(request));
+    let over = to_f64(filled) - p.live_share * to_f64(node.pool_blocks);
+    to_tokens(over.clamp(0.0, to_f64(new))).saturating_mul(BLOCK_TOKENS_U64)
+}
+
+/// Blocks that prompt and answer take.
+fn wanted_blocks(request: &RequestView) -> u64 {
+    request
+        .prompt_tokens
+        .saturating_add(request.output_tokens_expected)
         .div_ceil(BLOCK_TOKENS_U64)
-        .saturating_sub(free)
-        .saturating_mul(BLOCK_TOKENS_U64)
 }
 
 /// Token counts are far below 2^53, where this is exact.
@@ -230,6 +303,16 @@ fn displaced_tokens(request: &RequestView, node: &NodeView, uncached: u64) -> u6
 )]
 pub(crate) fn to_f64(tokens: u64) -> f64 {
     tokens as f64
+}
+
+/// A count of tokens or blocks from a share of one; below 0 is 0.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the cast saturates, which is what is wanted"
+)]
+pub(crate) fn to_tokens(share: f64) -> u64 {
+    share as u64
 }
 
 #[cfg(test)]

@@ -16,9 +16,11 @@ pub mod breaker;
 pub mod cost;
 pub mod eligible;
 pub mod load;
+pub mod output;
 pub mod pick;
 pub mod price;
 pub mod retry;
+pub mod sample;
 #[cfg(test)]
 mod test_views;
 pub mod view;

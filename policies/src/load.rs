@@ -3,26 +3,39 @@
 //! Work is counted at dispatch, before the node has seen the request, and corrected as the answer
 //! comes. Nodes prefill about in the order of arrival, so what is left of the oldest prefill
 //! shrinks as time goes by: without that, a prompt of 100,000 tokens would count in full until its
-//! first token. The prefill rate is learnt at each first token, from the time between it and the
-//! one before (or the dispatch, if that came later): what the node spent on this prompt alone.
+//! first token. How long a prefill takes is learnt at each first token, from the time between it
+//! and the one before (or the dispatch, if that came later): what the node spent on this prompt
+//! alone. A token costs more the more context it attends to, so two figures are fitted: the rate
+//! without context, and the context at which a token costs twice as much.
 
-use std::collections::HashMap;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+
+use crate::cost::{to_f64, to_tokens};
 
 /// A shorter prefill says more about latencies than about the rate.
-const RATE_TOKENS_MIN: u64 = 256;
-/// Weight of a new measurement's tokens and time against all before it.
-const RATE_KEEP: f64 = 0.95;
-
-#[derive(Clone, Copy, Debug)]
-struct Prefill {
-    id: u64,
-    tokens: u64,
-    since_ms: f64,
-}
-
-/// How long what has been counted takes to fade, in milliseconds.
+const FIT_TOKENS_MIN: f64 = 64.0;
+/// What is left of earlier measurements after a new one: about a hundred count.
+const FIT_KEEP: f64 = 0.99;
+/// Context at which a token costs twice as much, before anything is known: about what the shapes of
+/// models between 8 and 100 billion parameters give.
+const CONTEXT_DOUBLES_TOKENS: f64 = 100_000.0;
+/// Tokens of measured prefill that outweigh that assumption.
+const PRIOR_TOKENS: f64 = 20_000.0;
+/// Of the oldest prefill at least this share is left until its first token comes: an estimate that
+/// is too short must not make a blocked node look idle.
+const LEFT_SHARE_MIN: f64 = 0.2;
+/// How long arrivals take to fade, in milliseconds: a minute is some forty arrivals of a busy node.
 const FADE_MS: f64 = 60_000.0;
+
+/// The uncached tokens of a prompt, each weighted with what its context makes it cost.
+pub fn weighted_tokens(cached_tokens: u64, prompt_tokens: u64, context_doubles_tokens: f64) -> f64 {
+    let uncached = to_f64(prompt_tokens.saturating_sub(cached_tokens));
+    if context_doubles_tokens < 1.0 || !context_doubles_tokens.is_finite() {
+        return uncached;
+    }
+    let context = to_f64(cached_tokens) + uncached / 2.0;
+    uncached * (1.0 + context / context_doubles_tokens)
+}
 
 /// A sum whose parts fade.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,37 +55,128 @@ impl Fading {
     }
 }
 
+/// Least squares of milliseconds over tokens and tokens times context, each measurement weighted
+/// with one over its tokens, older ones fading.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fit {
+    tokens: f64,
+    tokens_context: f64,
+    tokens_context2: f64,
+    ms: f64,
+    ms_context: f64,
+}
+
+impl Fit {
+    fn add(&mut self, tokens: f64, context: f64, ms: f64) {
+        for (sum, new) in [
+            (&mut self.tokens, tokens),
+            (&mut self.tokens_context, tokens * context),
+            (&mut self.tokens_context2, tokens * context * context),
+            (&mut self.ms, ms),
+            (&mut self.ms_context, ms * context),
+        ] {
+            *sum = *sum * FIT_KEEP + new;
+        }
+    }
+
+    /// Milliseconds of a token without context, and what each token of context adds.
+    fn solved(&self) -> Option<(f64, f64)> {
+        if self.tokens <= 0.0 {
+            return None;
+        }
+        // The assumption enters as a measurement would: prior x (added x doubles - own)^2.
+        let doubles = CONTEXT_DOUBLES_TOKENS;
+        let (aa, ab, bb) = (
+            self.tokens + PRIOR_TOKENS,
+            self.tokens_context - PRIOR_TOKENS * doubles,
+            self.tokens_context2 + PRIOR_TOKENS * doubles * doubles,
+        );
+        let determinant = aa * bb - ab * ab;
+        let own = (self.ms * bb - self.ms_context * ab) / determinant;
+        let added = (self.ms_context * aa - self.ms * ab) / determinant;
+        if own > 0.0 && added >= 0.0 && own.is_finite() {
+            return Some((own, added));
+        }
+        Some((self.ms / self.tokens, 0.0))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Prefill {
+    id: u64,
+    cached_tokens: u64,
+    prompt_tokens: u64,
+    since_ms: f64,
+}
+
+impl Prefill {
+    fn weighted(&self, context_doubles_tokens: f64) -> f64 {
+        weighted_tokens(
+            self.cached_tokens,
+            self.prompt_tokens,
+            context_doubles_tokens,
+        )
+    }
+}
+
+/// What is sent to a node with one request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sent {
+    /// Prompt tokens that the node is expected to read from cache.
+    pub cached_tokens: u64,
+    /// All tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens that the answer is expected to have.
+    pub output_tokens: u64,
+    /// Blocks of 16 tokens that it takes in the pool beside those of other requests in flight.
+    pub pool_blocks: u64,
+}
+
+/// What of a request stays in flight until it ends.
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    output_tokens: u64,
+    pool_blocks: u64,
+}
+
 /// One node's load, as one gateway knows it.
 #[derive(Debug, Default)]
 pub struct NodeLoad {
     /// In order of dispatch.
     prefills: VecDeque<Prefill>,
-    prefill_tokens: u64,
-    decodes: HashMap<u64, u64>,
+    running: HashMap<u64, Running>,
     decode_tokens: u64,
+    pool_blocks: u64,
     last_first_token_ms: f64,
     arrivals: Fading,
     work_ms: Fading,
-    /// Tokens and milliseconds of recent prefills, older ones fading.
-    measured: (f64, f64),
+    fit: Fit,
+    solved: Option<(f64, f64)>,
 }
 
 impl NodeLoad {
     /// A request was sent there.
-    pub fn dispatched(&mut self, now_ms: f64, id: u64, prefill_tokens: u64, decode_tokens: u64) {
-        self.prefills.push_back(Prefill {
+    pub fn dispatched(&mut self, now_ms: f64, id: u64, sent: Sent) {
+        let prefill = Prefill {
             id,
-            tokens: prefill_tokens,
+            cached_tokens: sent.cached_tokens,
+            prompt_tokens: sent.prompt_tokens,
             since_ms: now_ms,
-        });
-        self.prefill_tokens += prefill_tokens;
-        self.arrivals.add(now_ms, 1.0);
-        let rate = self.tokens_per_s();
-        if rate > 0.0 {
-            self.work_ms.add(now_ms, prefill_tokens as f64 * 1000.0 / rate);
+        };
+        self.prefills.push_back(prefill);
+        let running = Running {
+            output_tokens: sent.output_tokens,
+            pool_blocks: sent.pool_blocks,
+        };
+        if self.running.insert(id, running).is_none() {
+            self.decode_tokens += running.output_tokens;
+            self.pool_blocks += running.pool_blocks;
         }
-        self.decodes.insert(id, decode_tokens);
-        self.decode_tokens += decode_tokens;
+        self.arrivals.add(now_ms, 1.0);
+        if let Some((own, _)) = self.solved {
+            let work = prefill.weighted(self.context_doubles_tokens());
+            self.work_ms.add(now_ms, work * own);
+        }
     }
 
     /// Its first token came.
@@ -83,35 +187,36 @@ impl NodeLoad {
         let Some(prefill) = self.prefills.remove(at) else {
             return;
         };
-        self.prefill_tokens -= prefill.tokens;
         let began_ms = prefill.since_ms.max(self.last_first_token_ms);
         self.last_first_token_ms = now_ms;
-        if prefill.tokens >= RATE_TOKENS_MIN && now_ms > began_ms {
-            let (tokens, ms) = self.measured;
-            self.measured = (
-                tokens * RATE_KEEP + prefill.tokens as f64,
-                ms * RATE_KEEP + now_ms - began_ms,
-            );
+        let tokens = to_f64(prefill.prompt_tokens.saturating_sub(prefill.cached_tokens));
+        if tokens >= FIT_TOKENS_MIN && now_ms > began_ms {
+            let context = to_f64(prefill.cached_tokens) + tokens / 2.0;
+            self.fit.add(tokens, context, now_ms - began_ms);
+            self.solved = self.fit.solved();
         }
     }
 
     /// It is over, in whatever way.
     pub fn ended(&mut self, now_ms: f64, id: u64) {
         self.first_token(now_ms, id);
-        if let Some(tokens) = self.decodes.remove(&id) {
-            self.decode_tokens -= tokens;
+        if let Some(running) = self.running.remove(&id) {
+            self.decode_tokens -= running.output_tokens;
+            self.pool_blocks -= running.pool_blocks;
         }
     }
 
-    /// Prefill tokens that are left now.
+    /// Weighted prefill tokens that are left now.
     pub fn prefill_tokens(&self, now_ms: f64) -> u64 {
         let Some(oldest) = self.prefills.front() else {
             return 0;
         };
+        let doubles = self.context_doubles_tokens();
+        let all: f64 = self.prefills.iter().map(|p| p.weighted(doubles)).sum();
         let began_ms = oldest.since_ms.max(self.last_first_token_ms);
         let done = (now_ms - began_ms).max(0.0) * self.tokens_per_s() / 1000.0;
-        let done = (done as u64).min(oldest.tokens);
-        self.prefill_tokens - done
+        let done_max = oldest.weighted(doubles) * (1.0 - LEFT_SHARE_MIN);
+        to_tokens(all - done.min(done_max))
     }
 
     /// Requests lately sent there, in a second.
@@ -129,9 +234,22 @@ impl NodeLoad {
         self.decode_tokens
     }
 
-    /// Prefill rate; 0 before the first measurement.
+    /// Blocks of its pool that requests in flight hold or will.
+    pub fn pool_blocks(&self) -> u64 {
+        self.pool_blocks
+    }
+
+    /// Prefill rate without context; 0 before the first measurement.
     pub fn tokens_per_s(&self) -> f64 {
-        let (tokens, ms) = self.measured;
-        if ms > 0.0 { tokens * 1000.0 / ms } else { 0.0 }
+        self.solved.map_or(0.0, |(own, _)| 1000.0 / own)
+    }
+
+    /// Context at which a token costs twice as much.
+    pub fn context_doubles_tokens(&self) -> f64 {
+        match self.solved {
+            Some((own, added)) if added > 0.0 => own / added,
+            Some(_) => 0.0,
+            None => CONTEXT_DOUBLES_TOKENS,
+        }
     }
 }

@@ -1,9 +1,10 @@
 //! Which node gets this request, and why?
 //!
-//! The cheapest eligible node by [`crate::cost`]. Two refinements: a bound session moves only for
-//! a clear gain ([`crate::affinity`]), and a cold session (no usable binding, and nobody holds a
-//! relevant part of its prompt) goes to the node with the fewest tokens in flight, because its
-//! cost says nothing about the turns that will follow. Ties go to the node with the fewest bound
+//! The cheapest eligible node by [`crate::cost`]; where there are many, the cheapest of those worth
+//! looking at ([`crate::sample`]). Two refinements: a bound session moves only for a clear gain
+//! ([`crate::affinity`]), and a cold session (no usable binding, and nobody holds a relevant part of
+//! its prompt) stays nearby. Every node would have to compute a cold prompt whole, so the cheapest
+//! is then the one with the least work and the fewest live sessions: the least loaded. Ties go to the node with the fewest bound
 //! sessions, then to the session's rendezvous order, so that every gateway decides alike.
 //! The decision is a value: nothing is reserved, and every candidate's terms are in it.
 
@@ -16,7 +17,8 @@ use crate::affinity::rendezvous;
 pub use crate::cost::{Candidate, Params, Terms};
 use crate::cost::{candidate, to_f64};
 use crate::eligible::{Ineligible, check};
-use crate::view::{NodeView, RequestView};
+use crate::sample::sample;
+use crate::view::{FleetView, NodeView, RequestView};
 
 /// Why the node was chosen; a closed set, shown to clients and used as a metric label.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -55,8 +57,10 @@ pub struct Decision {
     pub reason: Reason,
     /// Prompt tokens it is expected to read from cache.
     pub expected_cached_tokens: u64,
-    /// Every eligible node with its terms, in the order given.
+    /// Every node that was looked at with its terms, in the order given.
     pub candidates: Vec<Candidate>,
+    /// Nodes that could have taken it and were not looked at, because there are many.
+    pub passed_over: usize,
     /// Every other node, with the reason.
     pub refused: Vec<(NodeId, Ineligible)>,
 }
@@ -103,20 +107,18 @@ struct Entry<'a> {
 
 /// Chooses a node for `req` among `nodes`.
 pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decision, NoNode> {
-    let mut entries = Vec::with_capacity(nodes.len());
+    let mut able = Vec::with_capacity(nodes.len());
     let mut refused = Vec::new();
     for view in nodes {
         match check(req, view) {
-            Ok(()) => entries.push(Entry {
-                candidate: candidate(req, view, p),
-                view,
-            }),
+            Ok(()) => able.push(view),
             Err(reason) => refused.push((view.id.clone(), reason)),
         }
     }
-    if entries.is_empty() {
-        entries = suspected(req, nodes, p, &mut refused);
+    if able.is_empty() {
+        able = suspected(nodes, &mut refused);
     }
+    let (entries, passed_over) = priced(req, &able, p);
     let bound = entries
         .iter()
         .find(|entry| Some(&entry.view.id) == req.bound.as_ref());
@@ -125,11 +127,10 @@ pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decis
         entry.candidate.cached_tokens >= p.cold_overlap_tokens_min
             && to_f64(entry.candidate.cached_tokens) > relevant
     };
-    let cold = bound.is_none() && !entries.iter().any(holds_much);
-    let chosen = if cold {
-        least_loaded(req, &entries, p)
+    let chosen = if bound.is_none() && !entries.iter().any(holds_much) {
+        cheapest_nearby(req, &entries, p)
     } else {
-        cheapest(req, &entries).map(|best| stay_or_move(bound, best, p))
+        cheapest(req, entries.iter()).map(|best| stay_or_move(bound, best, p))
     };
     let Some(chosen) = chosen else {
         return Err(NoNode { reasons: refused });
@@ -138,7 +139,7 @@ pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decis
         Reason::Retry
     } else if bound.is_some_and(|bound| bound.view.id == chosen.view.id) {
         Reason::Session
-    } else if entries.len() == 1 {
+    } else if able.len() == 1 {
         Reason::Only
     } else if holds_much(chosen) {
         Reason::Prefix
@@ -152,33 +153,40 @@ pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decis
         reason,
         expected_cached_tokens,
         candidates,
+        passed_over,
         refused,
     })
+}
+
+/// The nodes worth looking at with their costs, and how many others could take the request.
+fn priced<'a>(req: &RequestView, able: &[&'a NodeView], p: &Params) -> (Vec<Entry<'a>>, usize) {
+    let arrivals: f64 = able.iter().map(|view| view.arrivals_per_s).sum();
+    let fleet = FleetView {
+        arrivals_per_s: arrivals / to_f64(able.len().max(1) as u64),
+    };
+    let sampled = sample(req, able, &p.sample);
+    let passed_over = able.len() - sampled.len();
+    let entry = |at: usize| Entry {
+        candidate: candidate(req, able[at], &fleet, p),
+        view: able[at],
+    };
+    (sampled.into_iter().map(entry).collect(), passed_over)
 }
 
 /// The nodes that only their breaker keeps out, for when nobody else is left: a node that failed a
 /// moment ago may answer, an answer of "no node" never does.
 fn suspected<'a>(
-    req: &RequestView,
     nodes: &'a [NodeView],
-    p: &Params,
     refused: &mut Vec<(NodeId, Ineligible)>,
-) -> Vec<Entry<'a>> {
-    let only_breaker = |id: &NodeId, refused: &[(NodeId, Ineligible)]| {
+) -> Vec<&'a NodeView> {
+    let only_breaker = |id: &NodeId| {
         refused
             .iter()
             .any(|(node, why)| node == id && *why == Ineligible::BreakerOpen)
     };
-    let entries: Vec<Entry<'a>> = nodes
-        .iter()
-        .filter(|view| only_breaker(&view.id, refused))
-        .map(|view| Entry {
-            candidate: candidate(req, view, p),
-            view,
-        })
-        .collect();
+    let able = nodes.iter().filter(|view| only_breaker(&view.id)).collect();
     refused.retain(|(_, why)| *why != Ineligible::BreakerOpen);
-    entries
+    able
 }
 
 /// The bound node, unless `best` is clearly cheaper.
@@ -200,8 +208,11 @@ fn stay_or_move<'a, 'b>(
 }
 
 /// The lowest cost.
-fn cheapest<'a, 'b>(req: &RequestView, entries: &'a [Entry<'b>]) -> Option<&'a Entry<'b>> {
-    entries.iter().min_by(|a, b| {
+fn cheapest<'a, 'b: 'a>(
+    req: &RequestView,
+    entries: impl Iterator<Item = &'a Entry<'b>>,
+) -> Option<&'a Entry<'b>> {
+    entries.min_by(|a, b| {
         a.candidate
             .cost_ms
             .total_cmp(&b.candidate.cost_ms)
@@ -209,27 +220,18 @@ fn cheapest<'a, 'b>(req: &RequestView, entries: &'a [Entry<'b>]) -> Option<&'a E
     })
 }
 
-/// The fewest tokens in flight, among the nodes that are about as near as the nearest: a cold
-/// session would otherwise cross an ocean for an idle node and come back for every later turn.
-fn least_loaded<'a, 'b>(
+/// The lowest cost among the nodes that are about as near as the nearest: a cold session would
+/// otherwise cross an ocean for an idle node, and again for every later turn.
+fn cheapest_nearby<'a, 'b>(
     req: &RequestView,
     entries: &'a [Entry<'b>],
     p: &Params,
 ) -> Option<&'a Entry<'b>> {
     let distance = |entry: &Entry<'_>| entry.candidate.terms.round_trip_ms;
     let nearest = entries.iter().map(distance).min_by(f64::total_cmp)?;
-    let load = |view: &NodeView| {
-        view.inflight_prefill_tokens
-            .saturating_add(view.inflight_decode_tokens)
-    };
-    entries
-        .iter()
-        .filter(|entry| distance(entry) <= nearest + p.cold_round_trip_slack_ms.max(0.0))
-        .min_by(|a, b| {
-            load(a.view)
-                .cmp(&load(b.view))
-                .then_with(|| tie_break(req, a.view, b.view))
-        })
+    let reach = nearest + p.cold_round_trip_slack_ms.max(0.0);
+    let nearby = entries.iter().filter(|entry| distance(entry) <= reach);
+    cheapest(req, nearby)
 }
 
 /// Fewer bound sessions first, then the session's own order of nodes.

@@ -2,8 +2,9 @@
 //! about.
 
 use cache_index::ids::NodeId;
+use cache_index::tiers::Tiers;
 
-use crate::view::{NodeState, NodeView, RequestView, SessionKey};
+use crate::view::{FetchCosts, NodeState, NodeView, RequestView, SessionKey};
 
 pub(crate) fn id(name: &str) -> NodeId {
     NodeId::new(name)
@@ -19,9 +20,12 @@ pub(crate) fn node(name: &str) -> NodeView {
         inflight_prefill_tokens: 0,
         inflight_decode_tokens: 0,
         prefill_tokens_per_s: 1000.0,
+        context_doubles_tokens: 0.0,
         pool_blocks: 0,
         pool_used_blocks: 0,
         overlap_blocks: 0,
+        overlap_tiers: Tiers::default(),
+        fetch_ms_per_block: FetchCosts::default(),
         node_block_tokens: 16,
         context_max: 100_000,
         bound_sessions: 0,

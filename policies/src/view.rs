@@ -5,6 +5,7 @@
 //! that a fleet in several of them needs no other type.
 
 use cache_index::ids::NodeId;
+use cache_index::tiers::Tiers;
 
 /// The name of an agent conversation, hashed by the gateway from tenant and session header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -37,18 +38,28 @@ pub struct NodeView {
     pub state: NodeState,
     /// Network round trip from this gateway.
     pub round_trip_ms: f64,
-    /// Uncached prompt tokens that were sent there and are not computed yet.
+    /// Uncached prompt tokens that were sent there and are not computed yet, each weighted with its
+    /// context ([`crate::load::weighted_tokens`]).
     pub inflight_prefill_tokens: u64,
     /// Output tokens that its running requests are still expected to produce.
     pub inflight_decode_tokens: u64,
     /// Measured prefill rate; 0 where nothing has been measured yet.
     pub prefill_tokens_per_s: f64,
+    /// Context at which a token costs twice what one without context costs; 0 where that is not
+    /// known: then context costs nothing.
+    pub context_doubles_tokens: f64,
     /// Size of its KV pool in blocks of 16 tokens; 0 where it is not known.
     pub pool_blocks: u64,
     /// Of these, the blocks that running requests hold.
     pub pool_used_blocks: u64,
-    /// Leading blocks of this request's prompt that it holds.
+    /// Leading blocks of this request's prompt that its device holds, or will hold once it has done
+    /// what is in flight there.
     pub overlap_blocks: usize,
+    /// Leading blocks that it holds if it reads its slower tiers as well; what is below
+    /// `overlap_blocks` says nothing.
+    pub overlap_tiers: Tiers,
+    /// What fetching from those costs.
+    pub fetch_ms_per_block: FetchCosts,
     /// Its own block size in tokens, to which it rounds reuse down; 16 for our engine.
     pub node_block_tokens: u64,
     /// Most tokens that a prompt and its answer may have together; 0 where it is not known.
@@ -56,12 +67,32 @@ pub struct NodeView {
     /// Sessions whose binding names this node: the memory of recent placements, which in-flight
     /// tokens lose as soon as a turn ends.
     pub bound_sessions: u64,
-    /// Requests that this gateway lately sent there, in a second.
+    /// Requests lately sent there, in a second.
     pub arrivals_per_s: f64,
     /// Share of its time that it lately spent on prefill, 0 to 1.
     pub busy_share: f64,
-    /// Blocks of 16 tokens that the sessions bound there would like to find again.
+    /// Blocks of 16 tokens that the live sessions bound there, this one aside, would like to find
+    /// again in their next turn.
     pub live_blocks: u64,
+}
+
+/// Milliseconds to bring a block of 16 tokens to the device, by where it lies; 0 where that is not
+/// known or there is no such tier: then it is not counted on.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct FetchCosts {
+    /// From host memory.
+    pub host_ms: f64,
+    /// From a local drive.
+    pub disk_ms: f64,
+    /// From a store that nodes share.
+    pub shared_ms: f64,
+}
+
+/// What a decision must know of all nodes together.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct FleetView {
+    /// Requests lately sent to a node, in a second, as a mean over the nodes.
+    pub arrivals_per_s: f64,
 }
 
 /// One request at the instant of a decision.

@@ -12,9 +12,10 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use cache_index::ids::NodeId;
+use cache_index::tiers::Tiers;
 use cache_index::trust::Trust;
 use policies::breaker::{Breaker, BreakerParams, Gate};
-use policies::view::{NodeState, NodeView};
+use policies::view::{FetchCosts, NodeState, NodeView};
 use tokio::sync::{Notify, watch};
 
 use super::load::Measured;
@@ -196,9 +197,12 @@ impl Node {
             inflight_prefill_tokens: self.load.prefill_tokens.load(Ordering::Relaxed),
             inflight_decode_tokens: self.load.decode_tokens.load(Ordering::Relaxed),
             prefill_tokens_per_s: self.load.prefill_rate(),
+            context_doubles_tokens: 0.0,
             pool_blocks: facts.pool_blocks,
             pool_used_blocks: facts.pool_used_blocks,
             overlap_blocks,
+            overlap_tiers: Tiers::default(),
+            fetch_ms_per_block: FetchCosts::default(),
             node_block_tokens: facts.block_tokens,
             context_max: facts.context_max,
             bound_sessions: 0,

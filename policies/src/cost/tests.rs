@@ -3,7 +3,7 @@
 
 use super::{Params, Terms, cached_tokens, candidate};
 use crate::test_views::{id, node, request};
-use crate::view::{NodeView, RequestView};
+use crate::view::{FleetView, NodeView, RequestView};
 
 #[test]
 fn cached_tokens_are_whole_blocks_and_never_the_last_token() {
@@ -42,7 +42,7 @@ fn cached_tokens_are_whole_blocks_and_never_the_last_token() {
 
 /// Every term of one candidate.
 fn check(request: &RequestView, node: &NodeView, p: &Params, expected: Terms) {
-    let candidate = candidate(request, node, p);
+    let candidate = candidate(request, node, &FleetView::default(), p);
     assert_eq!(candidate.terms, expected);
     assert_eq!(candidate.cost_ms.to_bits(), expected.total_ms().to_bits());
 }
@@ -195,7 +195,9 @@ fn absurd_views_cost_something_finite() {
         };
         // An unknown rate is the default one.
         assert_eq!(
-            candidate(&request(), &view, &p).terms.prefill_ms,
+            candidate(&request(), &view, &FleetView::default(), &p)
+                .terms
+                .prefill_ms,
             9600.0,
             "at {rate}"
         );
@@ -214,5 +216,9 @@ fn absurd_views_cost_something_finite() {
         output_tokens_expected: u64::MAX,
         ..request()
     };
-    assert!(candidate(&huge, &view, &p).cost_ms.is_finite());
+    assert!(
+        candidate(&huge, &view, &FleetView::default(), &p)
+            .cost_ms
+            .is_finite()
+    );
 }

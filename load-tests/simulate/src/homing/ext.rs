@@ -155,13 +155,13 @@ fn told(homing: &mut Homing, message: Message) -> Result<Option<String>, ExtErro
             t_ms,
             node,
             cached_tokens,
-        } => homing.on_first_token(t_ms, id, node, cached_tokens),
+        } => homing.on_first_token(t_ms, id, cached_tokens),
         Message::Finish {
             id,
             t_ms,
             node,
             output_tokens,
-        } => homing.on_finished(t_ms, id, node, output_tokens),
+        } => homing.on_finished(t_ms, id, output_tokens),
         Message::Kv {
             t_ms,
             node,
@@ -171,8 +171,8 @@ fn told(homing: &mut Homing, message: Message) -> Result<Option<String>, ExtErro
             // A simulator that sends them has events: from here on the index is exact. What was
             // evicted to make room went before what was stored in it.
             homing.learn_from(Knowledge::Events);
-            homing.on_removed(t_ms, node, &removed);
-            homing.on_stored(t_ms, node, &stored);
+            homing.on_removed(node, &removed);
+            homing.on_stored(node, &stored);
         }
         // The protocol may grow.
         Message::Hello { .. } | Message::Unknown => {}
@@ -184,7 +184,10 @@ fn told(homing: &mut Homing, message: Message) -> Result<Option<String>, ExtErro
 fn session_number(name: &str) -> u64 {
     use cache_index::block::{BlockHash, Namespace, extend_chain};
     let mut padded: Vec<u32> = name.bytes().map(u32::from).collect();
-    let blocks = padded.len().div_ceil(cache_index::block::BLOCK_TOKENS).max(1);
+    let blocks = padded
+        .len()
+        .div_ceil(cache_index::block::BLOCK_TOKENS)
+        .max(1);
     padded.resize(blocks * cache_index::block::BLOCK_TOKENS, u32::MAX);
     let namespace = Namespace::new("session", None, None);
     extend_chain(&namespace, BlockHash::ROOT, &padded)

@@ -1,30 +1,36 @@
 //! The product's router in a simulation: how do the real policies and the real index fare?
 //!
 //! [`Homing`] is what the gateway is made of, without the gateway: `policies::pick` decides on a
-//! view that the real `cache_index::index` and the real load accounting fill; session bindings are
-//! kept here as the gateway keeps them. The index learns from KV events where the simulated nodes
-//! have them, and else from what the nodes report of cached tokens ([`Knowledge`]).
+//! view that the real `cache_index` and the real load accounting fill; session bindings are kept
+//! here as the gateway keeps them ([`sessions`]). The index learns from KV events where the
+//! simulated nodes have them, and else from what the nodes report of cached tokens
+//! ([`Knowledge`]).
 //! A trace block stands for as many index blocks as it has tokens, which come and go together: the
 //! index is fed one block of 16 tokens for each ([`paths`]), and overlaps are counted in blocks of
 //! 16 when they reach the policies.
 //! [`ext`] lets an outside simulator score the same router.
 
-mod approximate;
 pub mod ext;
 mod paths;
+mod sessions;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
+use std::sync::Arc;
 
-use cache_index::block::BLOCK_TOKENS;
-use cache_index::event::EventBatch;
+use cache_index::approximate::{self, Approximate};
+use cache_index::block::{BLOCK_TOKENS, BlockHash};
+use cache_index::event::{EventBatch, KvEvent};
+use cache_index::expected::{self, Expected, Ticket};
 use cache_index::ids::NodeId;
 use cache_index::index::{Index, Limits};
-use policies::load::NodeLoad;
+use cache_index::tiers::Tiers;
+use policies::load::{NodeLoad, Sent};
+use policies::output::OutputLengths;
 use policies::pick::{Decision, Params, decide};
-use policies::view::{NodeState, NodeView, RequestView, SessionKey};
+use policies::view::{FetchCosts, NodeState, NodeView, RequestView, SessionKey};
 
-use self::approximate::Approximate;
 use self::paths::Paths;
+use self::sessions::Sessions;
 use crate::engine::Node;
 use crate::router::{Answer, Ask, Change, Router};
 
@@ -55,6 +61,11 @@ impl Fleet {
         }
         self.round_trip_ms[(a + b - 1) % self.round_trip_ms.len()]
     }
+
+    /// Index blocks that a trace block stands for.
+    fn per_block(&self) -> usize {
+        usize::try_from(self.block_tokens).unwrap_or(usize::MAX) / BLOCK_TOKENS
+    }
 }
 
 /// What the index learns from.
@@ -74,7 +85,7 @@ pub struct Settings {
     /// What the index learns from.
     pub knowledge: Knowledge,
     /// A session that was silent for so long is not counted on any more.
-    pub live_ms: f64,
+    pub session_live_ms: f64,
 }
 
 impl Default for Settings {
@@ -83,8 +94,35 @@ impl Default for Settings {
         Self {
             params: Params::default(),
             knowledge: Knowledge::Usage,
-            live_ms: 900_000.0,
+            session_live_ms: 900_000.0,
         }
+    }
+}
+
+impl Settings {
+    /// Changes one parameter by name, for tuning; false where there is none of that name.
+    pub fn set(&mut self, key: &str, value: f64) -> bool {
+        let params = &mut self.params;
+        let field = match key {
+            "b" => &mut params.b,
+            "behind" => &mut params.behind,
+            "behind_per_s_max" => &mut params.behind_per_s_max,
+            "pool_share" => &mut params.pool_share,
+            "pool_wait_ms" => &mut params.pool_wait_ms,
+            "live" => &mut params.live,
+            "live_share" => &mut params.live_share,
+            "decode_interference" => &mut params.decode_interference,
+            "cold_overlap_share" => &mut params.cold_overlap_share,
+            "cold_round_trip_slack_ms" => &mut params.cold_round_trip_slack_ms,
+            "bonus_share" => &mut params.affinity.bonus_share,
+            "bonus_ms_max" => &mut params.affinity.bonus_ms_max,
+            "hysteresis_share" => &mut params.affinity.hysteresis_share,
+            "hysteresis_ms_min" => &mut params.affinity.hysteresis_ms_min,
+            "session_live_ms" => &mut self.session_live_ms,
+            _ => return false,
+        };
+        *field = value;
+        true
     }
 }
 
@@ -92,16 +130,10 @@ impl Default for Settings {
 #[derive(Debug)]
 struct Flight {
     node: usize,
-    path: Vec<u32>,
-    has_begun: bool,
-}
-
-/// A session's last turn.
-#[derive(Clone, Copy, Debug)]
-struct Binding {
-    node: usize,
-    blocks: u64,
-    last_ms: f64,
+    session: u64,
+    chain: Arc<[BlockHash]>,
+    ticket: Option<Ticket>,
+    sent: approximate::Sent,
 }
 
 /// What is known of one node.
@@ -109,11 +141,6 @@ struct Binding {
 struct Known {
     id: NodeId,
     load: NodeLoad,
-    /// Requests in flight that use each block.
-    active: HashMap<u32, u32>,
-    approximate: Approximate,
-    live_blocks: u64,
-    sessions: u64,
 }
 
 /// The router.
@@ -121,11 +148,14 @@ pub struct Homing {
     fleet: Fleet,
     settings: Settings,
     nodes: Vec<Known>,
+    numbers: HashMap<NodeId, usize>,
     index: Index,
+    guess: Approximate,
+    expected: Expected,
     paths: Paths,
-    bindings: HashMap<u64, Binding>,
+    sessions: Sessions,
+    outputs: OutputLengths,
     flights: HashMap<u32, Flight>,
-    idle: VecDeque<(f64, u64)>,
 }
 
 impl std::fmt::Debug for Homing {
@@ -136,258 +166,206 @@ impl std::fmt::Debug for Homing {
     }
 }
 
+/// The model that all simulated nodes serve.
 const MODEL: &str = "simulated";
+
+/// What a decision was about and how it came out.
+struct Decided {
+    chain: Arc<[BlockHash]>,
+    /// Leading trace blocks that requests in flight on each node will have computed.
+    expected: Vec<usize>,
+    request: RequestView,
+    decision: Decision,
+}
 
 impl Homing {
     /// A router that knows nothing yet but the fleet.
     pub fn new(fleet: Fleet, settings: Settings) -> Self {
-        let nodes = fleet.nodes.iter().enumerate().map(|(number, place)| Known {
+        let known = |number| Known {
             id: NodeId::new(&format!("n{number}")),
             load: NodeLoad::default(),
-            active: HashMap::new(),
-            live_blocks: 0,
-            sessions: 0,
-            approximate: Approximate::new(
-                usize::try_from(place.capacity_blocks).unwrap_or(usize::MAX),
-            ),
-        });
+        };
+        let nodes: Vec<Known> = (0..fleet.nodes.len()).map(known).collect();
+        let mut guess = Approximate::new(approximate::Limits::default());
+        for (node, place) in nodes.iter().zip(&fleet.nodes) {
+            let capacity = usize::try_from(place.capacity_blocks).unwrap_or(usize::MAX);
+            guess.set_pool(&node.id, capacity);
+        }
+        let numbers = nodes.iter().enumerate();
         Self {
-            nodes: nodes.collect(),
+            numbers: numbers.map(|(at, node)| (node.id.clone(), at)).collect(),
+            sessions: Sessions::new(nodes.len(), settings.session_live_ms),
+            nodes,
             index: Index::new(MODEL, Limits::default()),
+            guess,
+            expected: Expected::new(expected::Limits::default()),
             paths: Paths::new(MODEL),
-            bindings: HashMap::new(),
+            outputs: OutputLengths::default(),
             flights: HashMap::new(),
-            idle: VecDeque::new(),
             fleet,
             settings,
         }
     }
 
-    /// From now on the index learns from this; what it knew from something else is forgotten.
+    /// From now on the index learns from this.
     pub fn learn_from(&mut self, knowledge: Knowledge) {
-        if self.settings.knowledge != knowledge {
-            self.settings.knowledge = knowledge;
-            for node in &self.nodes {
-                self.index.forget(&node.id);
-            }
-        }
+        self.settings.knowledge = knowledge;
     }
 
     /// Chooses among the nodes offered and counts the request as sent there; none where none is
     /// offered.
     pub fn choose(&mut self, now_ms: f64, ask: &Ask<'_>, offered: &[usize]) -> Option<usize> {
-        let (request, decision) = self.decide(now_ms, ask, offered)?;
-        let node = self
-            .nodes
-            .iter()
-            .position(|node| node.id == decision.node)?;
-        self.dispatch(now_ms, ask, node, &request, &decision);
-
+        let decided = self.decide(now_ms, ask, offered)?;
+        let node = *self.numbers.get(&decided.decision.node)?;
+        self.dispatch(now_ms, ask, node, &decided);
         Some(node)
     }
 
-    fn decide(
-        &mut self,
-        now_ms: f64,
-        ask: &Ask<'_>,
-        offered: &[usize],
-    ) -> Option<(RequestView, Decision)> {
-        self.expire(now_ms);
+    fn decide(&mut self, now_ms: f64, ask: &Ask<'_>, offered: &[usize]) -> Option<Decided> {
+        self.sessions.expire(now_ms);
         let chain = self.paths.chain(ask.blocks);
-        let mut overlaps = vec![0; self.nodes.len()];
-        for (id, held) in self.index.overlap(&chain) {
-            if let Some(node) = self.nodes.iter().position(|node| node.id == id) {
-                overlaps[node] = held;
-            }
-        }
-        let views: Vec<NodeView> = offered
-            .iter()
-            .filter(|node| **node < self.nodes.len())
-            .map(|node| self.view(now_ms, ask, *node, overlaps[*node]))
-            .collect();
-        let bound = self
-            .bindings
-            .get(&ask.session)
-            .map(|binding| self.nodes[binding.node].id.clone());
+        let held = match self.settings.knowledge {
+            Knowledge::Events => self.index.overlap(&chain),
+            Knowledge::Usage => self.guess.overlap(&chain),
+        };
+        let held = self.by_number(held);
+        let expected = self.by_number(self.expected.overlap(&chain));
+        let view = |node: &usize| {
+            let overlap = held.get(*node)?.max(expected.get(*node)?);
+            Some(self.view(now_ms, ask, *node, *overlap))
+        };
+        let views: Vec<NodeView> = offered.iter().filter_map(view).collect();
+        let bound = self.sessions.node(ask.session);
         let request = RequestView {
             prompt_tokens: u64::from(ask.prompt_tokens),
-            output_tokens_expected: 512,
+            output_tokens_expected: self.outputs.expected(ask.session),
             session: SessionKey(u128::from(ask.session)),
-            bound,
+            bound: bound.map(|node| self.nodes[node].id.clone()),
             excluded: Vec::new(),
         };
         let decision = decide(&request, &views, &self.settings.params).ok()?;
-        Some((request, decision))
+        Some(Decided {
+            chain,
+            expected,
+            request,
+            decision,
+        })
     }
 
-    fn view(&self, now_ms: f64, ask: &Ask<'_>, number: usize, held: usize) -> NodeView {
-        let node = &self.nodes[number];
+    fn by_number(&self, overlaps: Vec<(NodeId, usize)>) -> Vec<usize> {
+        let mut by_number = vec![0; self.nodes.len()];
+        for (id, blocks) in overlaps {
+            if let Some(number) = self.numbers.get(&id) {
+                by_number[*number] = blocks;
+            }
+        }
+        by_number
+    }
+
+    fn view(&self, now_ms: f64, ask: &Ask<'_>, number: usize, overlap: usize) -> NodeView {
+        let Known { id, load } = &self.nodes[number];
         let place = self.fleet.nodes[number];
-        let per = self.per_block();
-        // What requests in flight there are about to compute counts as held: siblings of one
-        // burst go together.
-        let expected = ask.blocks[held..]
-            .iter()
-            .take_while(|block| node.active.contains_key(block))
-            .count();
-        let own = self
-            .bindings
-            .get(&ask.session)
-            .filter(|binding| binding.node == number)
-            .map_or(0, |binding| binding.blocks);
+        let per = self.fleet.per_block();
         NodeView {
-            id: node.id.clone(),
+            id: id.clone(),
             region: place.region.to_string(),
             state: NodeState::Up,
             round_trip_ms: self.fleet.round_trip_ms(ask.region, place.region),
-            inflight_prefill_tokens: node.load.prefill_tokens(now_ms),
-            inflight_decode_tokens: node.load.decode_tokens(),
-            prefill_tokens_per_s: node.load.tokens_per_s(),
-            pool_blocks: place.capacity_blocks * per,
-            pool_used_blocks: node.active.len() as u64 * per,
-            overlap_blocks: (held + expected) * per as usize,
-            node_block_tokens: 16,
+            inflight_prefill_tokens: load.prefill_tokens(now_ms),
+            inflight_decode_tokens: load.decode_tokens(),
+            prefill_tokens_per_s: load.tokens_per_s(),
+            context_doubles_tokens: load.context_doubles_tokens(),
+            pool_blocks: place.capacity_blocks * per as u64,
+            pool_used_blocks: load.pool_blocks(),
+            overlap_blocks: overlap * per,
+            overlap_tiers: Tiers::default(),
+            fetch_ms_per_block: FetchCosts::default(),
+            node_block_tokens: BLOCK_TOKENS as u64,
             context_max: 0,
-            bound_sessions: node.sessions,
-            arrivals_per_s: node.load.arrivals_per_s(now_ms),
-            busy_share: node.load.busy_share(now_ms),
-            live_blocks: (node.live_blocks - own) * per,
+            bound_sessions: self.sessions.bound_to(number),
+            arrivals_per_s: load.arrivals_per_s(now_ms),
+            busy_share: load.busy_share(now_ms),
+            live_blocks: self.sessions.others_blocks(number, ask.session) * per as u64,
         }
     }
 
-    /// Index blocks that a trace block stands for.
-    fn per_block(&self) -> u64 {
-        self.fleet.block_tokens / BLOCK_TOKENS as u64
-    }
-
-    fn expire(&mut self, now_ms: f64) {
-        while let Some((at, session)) = self.idle.front().copied().filter(|(at, _)| *at <= now_ms) {
-            self.idle.pop_front();
-            let Some(binding) = self.bindings.get(&session) else {
-                continue;
-            };
-            if binding.last_ms + self.settings.live_ms > at {
-                continue;
-            }
-            let gone = self.bindings.remove(&session).unwrap();
-            let node = &mut self.nodes[gone.node];
-            node.live_blocks -= gone.blocks;
-            node.sessions -= 1;
-        }
-    }
-
-    fn dispatch(
-        &mut self,
-        now_ms: f64,
-        ask: &Ask<'_>,
-        node: usize,
-        request: &RequestView,
-        decision: &Decision,
-    ) {
-        let uncached = request.prompt_tokens - decision.expected_cached_tokens;
+    fn dispatch(&mut self, now_ms: f64, ask: &Ask<'_>, node: usize, decided: &Decided) {
+        let Decided {
+            chain,
+            expected,
+            request,
+            decision,
+        } = decided;
         let known = &mut self.nodes[node];
-        known.load.dispatched(
-            now_ms,
-            u64::from(ask.id),
-            uncached,
-            request.output_tokens_expected,
-        );
-        for block in ask.blocks {
-            *known.active.entry(*block).or_default() += 1;
-        }
-        let blocks = ask.blocks.len() as u64;
-        known.live_blocks += blocks;
-        known.sessions += 1;
-        if let Some(before) = self.bindings.insert(
-            ask.session,
-            Binding {
-                node,
-                blocks,
-                last_ms: now_ms,
-            },
-        ) {
-            self.nodes[before.node].live_blocks -= before.blocks;
-            self.nodes[before.node].sessions -= 1;
-        }
-        self.idle
-            .push_back((now_ms + self.settings.live_ms, ask.session));
-        self.flights.insert(
-            ask.id,
-            Flight {
-                node,
-                path: ask.blocks.to_vec(),
-                has_begun: false,
-            },
-        );
+        let alone = chain.len() - expected[node];
+        let sent = Sent {
+            cached_tokens: decision.expected_cached_tokens,
+            prompt_tokens: request.prompt_tokens,
+            output_tokens: request.output_tokens_expected,
+            pool_blocks: (alone * self.fleet.per_block()) as u64,
+        };
+        known.load.dispatched(now_ms, u64::from(ask.id), sent);
+        self.sessions
+            .bind(now_ms, ask.session, node, chain.len() as u64);
+        let flight = Flight {
+            node,
+            session: ask.session,
+            chain: Arc::clone(chain),
+            ticket: self.expected.add(&known.id, chain),
+            sent: self.guess.sent(&known.id, chain),
+        };
+        self.flights.insert(ask.id, flight);
     }
 
     /// A request's first token has come, and with it the tokens that its node read from cache.
-    pub fn on_first_token(&mut self, now_ms: f64, id: u32, _node: usize, cached_tokens: u32) {
-        let Some(flight) = self.flights.get_mut(&id) else {
+    pub fn on_first_token(&mut self, now_ms: f64, id: u32, cached_tokens: u32) {
+        let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        flight.has_begun = true;
         let known = &mut self.nodes[flight.node];
         known.load.first_token(now_ms, u64::from(id));
         if self.settings.knowledge == Knowledge::Usage {
-            let cached = (u64::from(cached_tokens).div_ceil(self.fleet.block_tokens) as usize)
-                .min(flight.path.len());
-            let gone = known.approximate.forget(&flight.path[cached..]);
-            let (from, evicted) = known.approximate.touch(&flight.path);
-            let events = [
-                Some(Paths::removed(&gone)),
-                Some(Paths::removed(&evicted)),
-                self.paths.stored(&flight.path[from..]),
-            ];
-            let batch = EventBatch {
-                events: events.into_iter().flatten().collect(),
-                ..EventBatch::default()
-            };
-            self.index.apply(&known.id, &batch);
+            // The last token is always computed, so a prompt held whole is reported one short.
+            let cached = u64::from(cached_tokens).div_ceil(self.fleet.block_tokens);
+            let cached = usize::try_from(cached).unwrap_or(usize::MAX);
+            self.guess
+                .served(&known.id, &flight.chain, flight.sent, Some(cached));
         }
     }
 
     /// A request has ended.
-    pub fn on_finished(&mut self, now_ms: f64, id: u32, _node: usize, _output_tokens: u32) {
+    pub fn on_finished(&mut self, now_ms: f64, id: u32, output_tokens: u32) {
         let Some(flight) = self.flights.remove(&id) else {
             return;
         };
-        let known = &mut self.nodes[flight.node];
-        known.load.ended(now_ms, u64::from(id));
-        for block in &flight.path {
-            if let Some(count) = known.active.get_mut(block) {
-                *count -= 1;
-                if *count == 0 {
-                    known.active.remove(block);
-                }
-            }
+        self.nodes[flight.node].load.ended(now_ms, u64::from(id));
+        self.outputs.learn(flight.session, u64::from(output_tokens));
+        if let Some(ticket) = flight.ticket {
+            self.expected.end(ticket);
         }
     }
 
     /// A node holds these consecutive blocks of one path now.
-    pub fn on_stored(&mut self, _now_ms: f64, node: usize, blocks: &[u32]) {
-        if let (Some(known), Some(event)) = (self.nodes.get(node), self.paths.stored(blocks)) {
-            self.index.apply(
-                &known.id,
-                &EventBatch {
-                    events: vec![event],
-                    ..EventBatch::default()
-                },
-            );
+    pub fn on_stored(&mut self, node: usize, blocks: &[u32]) {
+        if let Some(event) = self.paths.stored(blocks) {
+            self.apply(node, event);
         }
     }
 
     /// A node holds these blocks no longer.
-    pub fn on_removed(&mut self, _now_ms: f64, node: usize, blocks: &[u32]) {
-        if let Some(known) = self.nodes.get(node) {
-            self.index.apply(
-                &known.id,
-                &EventBatch {
-                    events: vec![Paths::removed(blocks)],
-                    ..EventBatch::default()
-                },
-            );
-        }
+    pub fn on_removed(&mut self, node: usize, blocks: &[u32]) {
+        self.apply(node, Paths::removed(blocks));
+    }
+
+    fn apply(&mut self, node: usize, event: KvEvent) {
+        let Some(known) = self.nodes.get(node) else {
+            return;
+        };
+        let batch = EventBatch {
+            events: vec![event],
+            ..EventBatch::default()
+        };
+        self.index.apply(&known.id, &batch);
     }
 }
 
@@ -402,18 +380,18 @@ impl Router for Homing {
         }
     }
 
-    fn changed(&mut self, now_ms: f64, node: usize, change: &Change<'_>) {
+    fn changed(&mut self, _now_ms: f64, node: usize, change: &Change<'_>) {
         match change {
-            Change::Stored { path, from } => self.on_stored(now_ms, node, &path[*from..]),
-            Change::Removed(blocks) => self.on_removed(now_ms, node, blocks),
+            Change::Stored { path, from } => self.on_stored(node, &path[*from..]),
+            Change::Removed(blocks) => self.on_removed(node, blocks),
         }
     }
 
-    fn first_token(&mut self, now_ms: f64, id: u32, node: usize, cached_tokens: u32) {
-        self.on_first_token(now_ms, id, node, cached_tokens);
+    fn first_token(&mut self, now_ms: f64, id: u32, _node: usize, cached_tokens: u32) {
+        self.on_first_token(now_ms, id, cached_tokens);
     }
 
-    fn finished(&mut self, now_ms: f64, id: u32, node: usize, output_tokens: u32) {
-        self.on_finished(now_ms, id, node, output_tokens);
+    fn finished(&mut self, now_ms: f64, id: u32, _node: usize, output_tokens: u32) {
+        self.on_finished(now_ms, id, output_tokens);
     }
 }

@@ -5,6 +5,7 @@
 //! the real `cache_index::block`. A hash is computed once, when its number is first seen.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use cache_index::block::{BLOCK_TOKENS, BlockHash, Namespace};
 use cache_index::event::{EngineHash, ExtraKeys, GroupKind, KvEvent};
@@ -37,7 +38,7 @@ impl Paths {
     }
 
     /// The hashes of a prompt's blocks.
-    pub(super) fn chain(&mut self, path: &[u32]) -> Vec<BlockHash> {
+    pub(super) fn chain(&mut self, path: &[u32]) -> Arc<[BlockHash]> {
         let mut before: Option<(u32, BlockHash)> = None;
         let mut chain = Vec::with_capacity(path.len());
         for block in path {
@@ -51,7 +52,7 @@ impl Paths {
             before = Some((*block, known.hash));
             chain.push(known.hash);
         }
-        chain
+        chain.into()
     }
 
     /// The event that says that a node holds these consecutive blocks of one path now; none where
