@@ -32,7 +32,7 @@ use crate::{read, recover, respond};
 use dialects::answer::Translation;
 use dialects::error::{ApiError, ErrorKind};
 use dialects::known::Reader;
-use dialects::normalise::{Options, normalise};
+use dialects::normalise::normalise;
 use dialects::{
     Delivery, Dialect, Fields, NodeParams, PromptInput, TokenIds, Turn, messages, responses,
 };
@@ -203,8 +203,7 @@ async fn understood<'a>(
         chain,
     } = match dialect {
         Dialect::Responses => {
-            let asked = ask_responses(gateway, ctx, tenant, (fields, body.len())).await?;
-            asked.normalised(options)
+            ask_responses(gateway, ctx, tenant, (fields, body.len(), &reader)).await?
         }
         _ => beside_others(body.len(), || ask(dialect, fields, &reader))?,
     };
@@ -268,14 +267,6 @@ struct Asked<'a> {
     chain: Option<SessionId>,
 }
 
-impl Asked<'_> {
-    /// With the prompt's one spelling.
-    fn normalised(mut self, options: Options) -> Self {
-        self.turn.normalise(options);
-        self
-    }
-}
-
 /// Reads a request in its dialect, its prompt in its one spelling.
 fn ask<'a>(
     dialect: Dialect,
@@ -298,10 +289,7 @@ fn ask<'a>(
         Dialect::Chat => dialects::chat_known(fields, reader).map(same),
         Dialect::Completions => dialects::completions(fields).map(same),
         Dialect::Embeddings => dialects::embeddings(fields).map(same),
-        Dialect::Messages => {
-            let asked = messages::parse(fields).map(translated);
-            asked.map(|asked| asked.normalised(reader.options()))
-        }
+        Dialect::Messages => messages::parse_known(fields, reader).map(translated),
         // What these continue has to be looked up: `ask_responses`.
         Dialect::Responses => Err(ApiError::new(
             ErrorKind::Internal,
@@ -315,9 +303,9 @@ async fn ask_responses<'a>(
     gateway: &Gateway,
     ctx: &Ctx,
     tenant: &TenantId,
-    (fields, bytes): (Fields<'a>, usize),
+    (fields, bytes, reader): (Fields<'a>, usize, &Reader<'_>),
 ) -> Result<Asked<'a>, ApiError> {
-    let mut request = beside_others(bytes, || responses::parse(fields))?;
+    let mut request = beside_others(bytes, || responses::parse_known(fields, reader))?;
     let ids = responses::Ids {
         response: format!("resp_{}", ctx.own_id.simple()),
         created_s: ctx.t_ms.div_euclid(1000),

@@ -4,6 +4,8 @@
 //! of its elements takes no more than passing over strings and counting brackets. That is several
 //! times faster than another scan that checks.
 
+use serde_json::Value;
+
 /// The elements of an array that is known to be JSON, each as its own text; none if it is none.
 pub(crate) fn elements(array: &str) -> Option<Vec<&str>> {
     let bytes = array.as_bytes();
@@ -23,6 +25,19 @@ pub(crate) fn elements(array: &str) -> Option<Vec<&str>> {
         found.push(&array[at..end]);
         at = end;
     }
+}
+
+/// The text of elements that follow each other in an array.
+pub(crate) fn span<'a>(array: &'a str, run: &[&str]) -> Option<&'a str> {
+    let (first, last) = (run.first()?, run.last()?);
+    let place = |part: &str| part.as_ptr().addr().checked_sub(array.as_ptr().addr());
+    array.get(place(first)?..place(last)? + last.len())
+}
+
+/// The values of elements that follow each other in an array. They are read as an array again, so
+/// that they may be as deep as there.
+pub(crate) fn values(array: &str, run: &[&str]) -> Option<Vec<Value>> {
+    serde_json::from_str(&["[", span(array, run)?, "]"].concat()).ok()
 }
 
 /// Behind the value that begins at `at`.

@@ -12,7 +12,9 @@
 //! Bounded by bytes, in shards of two generations each, like the prompt crate's segments: a full
 //! young generation becomes the old one, and a hit in the old one moves its entry over.
 
+use std::any::Any;
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -45,16 +47,33 @@ pub(crate) enum Kind {
     Message,
     /// The tools of a chat request.
     Tools,
+    /// `system` of a Messages request.
+    System,
+    /// A message of a Messages request.
+    Item,
+    /// The tools of a Messages request.
+    ItemTools,
+    /// `instructions` of a Responses request.
+    Instructions,
+    /// An item of a Responses request's input.
+    Input,
+    /// Items that follow each other and are the model's.
+    Run,
+    /// The tools of a Responses request.
+    InputTools,
 }
 
-/// What came of reading a text.
+/// A message or tools of a chat request.
 #[derive(Debug, Clone)]
-pub(crate) struct Reading {
+pub(crate) struct Part {
     /// In its one spelling.
     pub(crate) value: Shared,
     /// Whether that is another than the client's.
     pub(crate) is_changed: bool,
 }
+
+/// What came of reading a text: of each kind another type.
+type Reading = dyn Any + Send + Sync;
 
 /// How one tenant's requests are read.
 #[derive(Debug, Clone, Copy)]
@@ -77,13 +96,12 @@ struct Generation {
     bytes: usize,
 }
 
-#[derive(Debug)]
 struct Entry {
     kind: Kind,
     options: Options,
     scope: Box<str>,
     text: Box<str>,
-    reading: Reading,
+    reading: Arc<Reading>,
 }
 
 impl Known {
@@ -130,7 +148,7 @@ impl Reader<'_> {
     }
 
     /// What a text was read as before.
-    pub(crate) fn recall(&self, kind: Kind, text: &str) -> Option<Reading> {
+    pub(crate) fn recall<T: Any + Send + Sync>(&self, kind: Kind, text: &str) -> Option<Arc<T>> {
         let hash = self.hash(kind, text);
         let entry = self
             .known
@@ -141,17 +159,17 @@ impl Reader<'_> {
             && entry.kind == kind
             && entry.options == self.options
             && *entry.scope == *self.scope;
-        is_same.then(|| entry.reading.clone())
+        is_same.then(|| Arc::clone(&entry.reading).downcast().ok())?
     }
 
     /// Remembers what a text was read as.
-    pub(crate) fn remember(&self, kind: Kind, text: &str, reading: &Reading) {
+    pub(crate) fn remember<T: Any + Send + Sync>(&self, kind: Kind, text: &str, reading: Arc<T>) {
         let entry = Entry {
             kind,
             options: self.options,
             scope: self.scope.into(),
             text: text.into(),
-            reading: reading.clone(),
+            reading,
         };
         let hash = self.hash(kind, text);
         let bytes_max = self.known.generation_bytes_max;
@@ -196,6 +214,14 @@ impl Generation {
         let entry = self.entries.remove(&hash)?;
         self.bytes -= entry.bytes();
         Some(entry)
+    }
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut entry = f.debug_struct("Entry");
+        entry.field("kind", &self.kind).field("text", &self.text);
+        entry.finish_non_exhaustive()
     }
 }
 

@@ -7,7 +7,7 @@ use dialects::error::ApiError;
 use dialects::known::{Known, Reader};
 use dialects::normalise::Options;
 use dialects::session::fingerprint;
-use dialects::{Fields, NodeParams, PromptInput, Turn, chat, chat_known};
+use dialects::{Fields, NodeParams, PromptInput, Turn, chat, chat_known, messages, responses};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -39,8 +39,10 @@ struct Dialect {
     body: fn(&[String], &str) -> String,
 }
 
-/// Grows conversations turn by turn; now and then one is edited, cut, or forked.
-fn check(dialect: &Dialect, seed: u64) {
+/// Grows conversations turn by turn; now and then one is edited, cut, or forked. How many turns
+/// were sound.
+fn check(dialect: &Dialect, seed: u64) -> usize {
+    let mut sound = 0;
     let mut random = StdRng::seed_from_u64(seed);
     let known = Known::new(1 << 20);
     let options = Options {
@@ -82,6 +84,7 @@ fn check(dialect: &Dialect, seed: u64) {
             expected,
             "seed {seed}, turn {turn}: {body}"
         );
+        sound += usize::from(expected.is_ok());
         if expected.is_err() {
             // A message that is refused would hide what follows it.
             messages.retain(|message| {
@@ -91,6 +94,7 @@ fn check(dialect: &Dialect, seed: u64) {
         }
     }
     assert!(known.held_bytes() <= 1 << 20);
+    sound
 }
 
 const TEXTS: &[&str] = &[
@@ -201,7 +205,8 @@ const CHAT: Dialect = Dialect {
 
 #[test]
 fn a_chat_request_reads_the_same() {
-    (0..400).for_each(|seed| check(&CHAT, seed));
+    let sound: usize = (0..400).map(|seed| check(&CHAT, seed)).sum();
+    assert!(sound > 500, "{sound} turns were sound");
 }
 
 #[test]
@@ -219,4 +224,215 @@ fn known_messages_are_shared_within_a_scope_only() {
     };
     assert_eq!(first("a"), first("a"));
     assert_ne!(first("a"), first("b"));
+}
+
+fn block(random: &mut StdRng, speaker: &str) -> String {
+    let id = random.random_range(0..3);
+    match (speaker, random.random_range(0..6)) {
+        ("assistant", 0 | 1) => format!(
+            r#"{{"type":"tool_use","id":"c{id}","name":"f","input":{{"b":1, "a":"{}"}}{}}}"#,
+            text(random),
+            mark(random)
+        ),
+        ("assistant", 2) => {
+            format!(
+                r#"{{"type":"thinking","thinking":"{}","signature":""}}"#,
+                text(random)
+            )
+        }
+        ("user", 0 | 1) => format!(
+            r#"{{"type":"tool_result","tool_use_id":"c{id}","content":[{{"type":"text","text":"{}"}}]{}}}"#,
+            text(random),
+            mark(random)
+        ),
+        (_, 3) => format!(r#"{{"type":"x{id}"}}"#),
+        _ => format!(
+            r#"{{"type":"text","text":"w{}"{}}}"#,
+            text(random),
+            mark(random)
+        ),
+    }
+}
+
+/// Mostly a call and its result, so that most conversations are sound.
+fn item(random: &mut StdRng) -> String {
+    let id = random.random_range(0..3);
+    match random.random_range(0..12) {
+        0..=3 => format!(
+            r#"{{"role":"assistant","content":[{{"type":"text","text":"w{}"}},{{"type":"tool_use","id":"c{id}","name":"f","input":{{"a" : "\u00fc"}}}}]}},
+            {{"role":"user","content":[{{"type":"tool_result","tool_use_id":"c{id}","content":"{}"{}}}]}}"#,
+            text(random),
+            text(random),
+            mark(random),
+        ),
+        4 => r#"{"role":"system","content":"s","clear_at":"next_user_message"}"#.to_owned(),
+        5 => r#"{"role":"system","content":[]}"#.to_owned(),
+        6 | 7 => r#"{"role":"user","content":"hi"},{"role":"assistant","content":"ho"}"#.to_owned(),
+        8 => "[]".to_owned(),
+        _ => {
+            let speaker = ["user", "assistant", "system"]
+                .choose(random)
+                .expect("a role");
+            let blocks: Vec<String> = (0..random.random_range(0..3))
+                .map(|_| block(random, speaker))
+                .collect();
+            format!(r#"{{"role":"{speaker}","content":[{}]}}"#, blocks.join(","))
+        }
+    }
+}
+
+fn item_tools(random: &mut StdRng) -> String {
+    let system = match random.random_range(0..5) {
+        0 => String::new(),
+        1 => r#","system":7"#.to_owned(),
+        2 => format!(
+            r#","system":[{{"type":"text","text":"{}"{}}}]"#,
+            text(random),
+            mark(random)
+        ),
+        _ => format!(r#","system":"{}""#, text(random)),
+    };
+    let tools = match random.random_range(0..5) {
+        0 => String::new(),
+        1 => r#","tools":[],"tool_choice":{"type":"any"}"#.to_owned(),
+        2 => {
+            r#","tools":[{"type":"web_search_20250305","name":"w"}],"tool_choice":{"type":"auto"}"#
+                .to_owned()
+        }
+        _ => format!(
+            r#","tools":[{{"name":"f{}","input_schema":{{"properties":{{"a":{{}}}},"type":"object"}}{}}}],"tool_choice":{{"type":"tool","name":"f1"}}"#,
+            random.random_range(1..3),
+            mark(random)
+        ),
+    };
+    system + &tools
+}
+
+const MESSAGES: Dialect = Dialect {
+    slow: |body, options| {
+        let turn = Fields::parse(body.as_bytes()).and_then(messages::parse);
+        shown(turn.map(|(mut turn, _)| {
+            turn.normalise(options);
+            turn
+        }))
+    },
+    fast: |body, reader| {
+        let turn = Fields::parse(body.as_bytes());
+        let turn = turn.and_then(|fields| messages::parse_known(fields, reader));
+        shown(turn.map(|(turn, _)| turn))
+    },
+    message: item,
+    tools: item_tools,
+    body: |messages, tools| {
+        format!(
+            r#"{{"model":"m","max_tokens":9,"messages":[{}]{tools}}}"#,
+            messages.join(",")
+        )
+    },
+};
+
+#[test]
+fn a_messages_request_reads_the_same() {
+    let sound: usize = (0..400).map(|seed| check(&MESSAGES, seed)).sum();
+    assert!(sound > 500, "{sound} turns were sound");
+}
+
+fn input_item(random: &mut StdRng) -> String {
+    let id = random.random_range(0..3);
+    match random.random_range(0..14) {
+        0..=3 => format!(
+            r#"{{"type":"function_call","call_id":"c{id}","name":"f","arguments":"{{\"a\": 1}}"}},
+            {{"type":"function_call_output","call_id":"c{id}","output":"{}"}}"#,
+            text(random)
+        ),
+        4 => format!(
+            r#"{{"type":"reasoning","summary":[{{"type":"summary_text","text":"{}"}}]}}"#,
+            text(random)
+        ),
+        5 => r#"{"type":"web_search_call","id":"w"}"#.to_owned(),
+        6 => r#"{"type":"item_reference","id":"i"}"#.to_owned(),
+        7 => format!(r#"{{"type":"function_call_output","call_id":"c{id}","output":"x"}}"#),
+        8 => r#"{"type":"function_call_output","name":"news","output":"x"}"#.to_owned(),
+        9 => format!(r#"{{"type":"custom_tool_call","call_id":"c{id}","name":"g","input":"a b"}}"#),
+        10 => r#"{"type":"message","role":"user","content":[{"type":"input_image"}]}"#.to_owned(),
+        11 => format!(r#"{{"role":"developer","content":"{}"}}"#, text(random)),
+        12 => format!(
+            r#"{{"role":"user","content":[{{"type":"input_text","text":"{}"}}, {{"type":"input_text","text":"b"}}]}}"#,
+            text(random)
+        ),
+        _ => format!(r#"{{"role":"assistant","content":"{}"}}"#, text(random)),
+    }
+}
+
+fn input_tools(random: &mut StdRng) -> String {
+    let instructions = match random.random_range(0..4) {
+        0 => String::new(),
+        1 => r#","instructions":{}"#.to_owned(),
+        _ => format!(r#","instructions":"{}""#, text(random)),
+    };
+    let choice = [
+        "",
+        r#","tool_choice":"auto""#,
+        r#","tool_choice":"required""#,
+        r#","tool_choice":"x""#,
+        r#","tool_choice":{"type":"function","name":"f"}"#,
+        r#","tool_choice":{"type":"allowed_tools","mode":"auto","tools":[{"type":"function","name":"f"}]}"#,
+    ];
+    let tools = [
+        "",
+        r#","tools":[]"#,
+        r#","tools":[{"type":"web_search"}]"#,
+        r#","tools":[{"type":"function","name":"f","parameters":{"properties":{"a":{}},"type":"object"}},{"type":"custom","name":"g"}]"#,
+        r#","tools":[{"type":"function","name":"f"},{"type":"function","name":"f"}]"#,
+    ];
+    let store = [
+        "",
+        r#","store":false"#,
+        r#","store":false"#,
+        r#","store":true"#,
+    ];
+    let of = |random: &mut StdRng, words: &[&'static str]| *words.choose(random).expect("a word");
+    [
+        &instructions,
+        of(random, &tools),
+        of(random, &choice),
+        of(random, &store),
+        of(random, &["", "", r#","previous_response_id":"resp_1""#]),
+    ]
+    .concat()
+}
+
+fn asked(request: Result<responses::Request<'_>, ApiError>) -> Result<Turn<'_>, ApiError> {
+    let ids = responses::Ids {
+        response: "resp_2".to_owned(),
+        created_s: 1,
+    };
+    request
+        .and_then(|request| request.turn(Vec::new(), ids))
+        .map(|(turn, _)| turn)
+}
+
+const RESPONSES: Dialect = Dialect {
+    slow: |body, options| {
+        let request = Fields::parse(body.as_bytes()).and_then(responses::parse);
+        shown(asked(request).map(|mut turn| {
+            turn.normalise(options);
+            turn
+        }))
+    },
+    fast: |body, reader| {
+        let fields = Fields::parse(body.as_bytes());
+        shown(asked(
+            fields.and_then(|fields| responses::parse_known(fields, reader)),
+        ))
+    },
+    message: input_item,
+    tools: input_tools,
+    body: |messages, tools| format!(r#"{{"model":"m","input":[{}]{tools}}}"#, messages.join(",")),
+};
+
+#[test]
+fn a_responses_request_reads_the_same() {
+    let sound: usize = (0..400).map(|seed| check(&RESPONSES, seed)).sum();
+    assert!(sound > 500, "{sound} turns were sound");
 }

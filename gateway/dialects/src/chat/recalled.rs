@@ -4,13 +4,15 @@
 //! read, checked and normalised as ever, and known from then on. Nothing is refused here: where
 //! anything is wrong, the full way says so.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::{Kind as Json, check};
 use crate::caching;
-use crate::elements::elements;
+use crate::elements::{elements, values};
 use crate::fields::Fields;
-use crate::known::{Kind, Reader, Reading};
+use crate::known::{Kind, Part, Reader};
 use crate::normalise::{self, Billing, Changed, without_billing};
 use crate::shared::Shared;
 use crate::turn::ChatPrompt;
@@ -23,8 +25,8 @@ pub(super) fn prompt(fields: &Fields<'_>, reader: &Reader<'_>) -> Option<(ChatPr
     let (tools, tools_changed) = match fields.get("tools") {
         None => (None, false),
         Some(raw) => {
-            let Reading { value, is_changed } = tools(raw.get(), reader)?;
-            (Some(value), is_changed)
+            let tools = tools(raw.get(), reader)?;
+            (Some(tools.value.clone()), tools.is_changed)
         }
     };
     let prompt = ChatPrompt {
@@ -42,7 +44,7 @@ pub(super) fn prompt(fields: &Fields<'_>, reader: &Reader<'_>) -> Option<(ChatPr
     Some((prompt, changed))
 }
 
-fn tools(raw: &str, reader: &Reader<'_>) -> Option<Reading> {
+fn tools(raw: &str, reader: &Reader<'_>) -> Option<Arc<Part>> {
     if let Some(known) = reader.recall(Kind::Tools, raw) {
         return Some(known);
     }
@@ -52,12 +54,12 @@ fn tools(raw: &str, reader: &Reader<'_>) -> Option<Reading> {
     }
     caching::marks(&[], Some(&value)).ok()?;
     let is_changed = normalise::tools_alone(&mut value, reader.options);
-    let reading = Reading {
+    let tools = Arc::new(Part {
         value: value.into(),
         is_changed,
-    };
-    reader.remember(Kind::Tools, raw, &reading);
-    Some(reading)
+    });
+    reader.remember(Kind::Tools, raw, Arc::clone(&tools));
+    Some(tools)
 }
 
 fn messages(array: &str, reader: &Reader<'_>) -> Option<(Vec<Shared>, bool)> {
@@ -70,29 +72,29 @@ fn messages(array: &str, reader: &Reader<'_>) -> Option<(Vec<Shared>, bool)> {
     let mut is_changed = false;
     let mut at = 0;
     while let Some(element) = elements.get(at) {
-        if let Some(known) = reader.recall(kind(at), element) {
+        if let Some(known) = reader.recall::<Part>(kind(at), element) {
             is_changed |= known.is_changed;
-            messages.push(known.value);
+            messages.push(known.value.clone());
             at += 1;
             continue;
         }
-        let is_new = |at: usize, element: &str| reader.recall(kind(at), element).is_none();
+        let is_new = |at: usize, element: &str| reader.recall::<Part>(kind(at), element).is_none();
         let more = elements[at + 1..].iter().enumerate();
         let more = more.take_while(|(more, element)| is_new(at + 1 + more, element));
         let run = &elements[at..=at + more.count()];
         for (value, element) in values(array, run)?.into_iter().zip(run) {
             let is_alone = elements.len() == 1;
-            let Read { reading, lasts } = read(value, kind(at), reader)?;
-            is_changed |= reading.is_changed || !matches!(lasts, Lasts::Yes);
+            let Read { part, lasts } = read(value, kind(at), reader)?;
+            is_changed |= part.is_changed || !matches!(lasts, Lasts::Yes);
             match lasts {
-                Lasts::Yes => reader.remember(kind(at), element, &reading),
+                Lasts::Yes => reader.remember(kind(at), element, Arc::new(part.clone())),
                 Lasts::Gone if !is_alone => {
                     at += 1;
                     continue;
                 }
                 Lasts::Gone | Lasts::No => {}
             }
-            messages.push(reading.value);
+            messages.push(part.value);
             at += 1;
         }
     }
@@ -101,7 +103,7 @@ fn messages(array: &str, reader: &Reader<'_>) -> Option<(Vec<Shared>, bool)> {
 
 /// A message that was read.
 struct Read {
-    reading: Reading,
+    part: Part,
     lasts: Lasts,
 }
 
@@ -130,18 +132,9 @@ fn read(mut value: Value, kind: Kind, reader: &Reader<'_>) -> Option<Read> {
         },
     };
     let is_changed = normalise::message_alone(&mut value, options);
-    let reading = Reading {
+    let part = Part {
         value: value.into(),
         is_changed,
     };
-    Some(Read { reading, lasts })
-}
-
-/// The values of elements that follow each other in an array. They are read as an array again, so
-/// that they may be as deep as there.
-fn values(array: &str, run: &[&str]) -> Option<Vec<Value>> {
-    let (first, last) = (run.first()?, run.last()?);
-    let place = |part: &str| part.as_ptr().addr().checked_sub(array.as_ptr().addr());
-    let text = array.get(place(first)?..place(last)? + last.len())?;
-    serde_json::from_str(&["[", text, "]"].concat()).ok()
+    Some(Read { part, lasts })
 }

@@ -15,6 +15,8 @@ use super::marks::Marks;
 use super::path::{Object, Path};
 use crate::error::ApiError;
 
+pub(super) mod recalled;
+
 /// Most messages in one request, as the API has it.
 const MESSAGES_MAX: usize = 100_000;
 /// Most ids that an error repeats.

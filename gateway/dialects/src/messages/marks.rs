@@ -19,6 +19,8 @@ pub(super) struct Marks {
     found: usize,
     latest: Option<Retention>,
     longest: Option<Retention>,
+    /// All that were taken, in their order.
+    taken: Vec<Retention>,
 }
 
 impl Marks {
@@ -28,17 +30,39 @@ impl Marks {
             return Ok(false);
         };
         let retention = read(mark)?;
-        self.found += 1;
-        if retention == Retention::Hour1 && self.latest == Some(Retention::Minutes5) {
+        if !self.add(retention) {
             return Err(object.path.name("cache_control").refuse(
                 "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control \
                  block. Note that blocks are processed in the following order: `tools`, `system`, \
                  `messages`.",
             ));
         }
+        Ok(true)
+    }
+
+    /// Adds a mark; false if it must not follow those before it.
+    fn add(&mut self, retention: Retention) -> bool {
+        self.found += 1;
+        if retention == Retention::Hour1 && self.latest == Some(Retention::Minutes5) {
+            return false;
+        }
         self.latest = Some(retention);
         self.longest = self.longest.max(Some(retention));
-        Ok(true)
+        self.taken.push(retention);
+        true
+    }
+
+    /// All that were taken, in their order.
+    pub(super) fn into_taken(self) -> Vec<Retention> {
+        self.taken
+    }
+
+    /// Takes marks again that were taken before, elsewhere; none where they must not stand here.
+    pub(super) fn take_again(&mut self, taken: &[Retention]) -> Option<()> {
+        taken
+            .iter()
+            .all(|retention| self.add(*retention))
+            .then_some(())
     }
 
     /// Takes the request's own mark, which stands for the last block that can have one.

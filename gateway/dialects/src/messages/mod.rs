@@ -9,16 +9,21 @@
 //! `metadata`, `service_tier`, beta fields …). Refused are the two that would make the answer one
 //! to another conversation or of another kind: continuing a thread kept elsewhere, and compaction.
 
+use std::sync::Arc;
+
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::answer::Translation;
 use crate::caching::Retention;
 use crate::error::ApiError;
+use crate::known::Reader;
+use crate::normalise::normalise;
 use crate::shared::Shared;
 use crate::{ChatPrompt, Delivery, Fields, PromptInput, TokenIds, Turn, TurnBody};
 
 use self::answer::Answer;
-use self::conversation::Last;
+use self::conversation::{Last, recalled};
 use self::marks::Marks;
 use self::path::{Object, Path};
 use self::tools::Tools;
@@ -36,7 +41,27 @@ mod whole;
 
 /// Reads a Messages request; the translation turns the answer back.
 pub fn parse(fields: Fields<'_>) -> Result<(Turn<'_>, Box<dyn Translation>), ApiError> {
-    let mut request = Request::read(&fields)?;
+    parse_with(fields, None)
+}
+
+/// The same, the prompt in its one spelling; what the reader knows is not read again.
+pub fn parse_known<'a>(
+    fields: Fields<'a>,
+    reader: &Reader<'_>,
+) -> Result<(Turn<'a>, Box<dyn Translation>), ApiError> {
+    parse_with(fields, Some(reader))
+}
+
+fn parse_with<'a>(
+    fields: Fields<'a>,
+    reader: Option<&Reader<'_>>,
+) -> Result<(Turn<'a>, Box<dyn Translation>), ApiError> {
+    let recalled = reader.and_then(|reader| Request::recalled(&fields, reader));
+    let unread = reader.filter(|_| recalled.is_none());
+    let mut request = match recalled {
+        Some(request) => request,
+        None => Request::read(&fields)?,
+    };
     if request.last == Last::Begun {
         return Err(Path::root("messages").refuse(
             "This model does not support assistant message prefill. The conversation must end \
@@ -49,7 +74,10 @@ pub fn parse(fields: Fields<'_>) -> Result<(Turn<'_>, Box<dyn Translation>), Api
     let thinking = parameters::thinking(&fields, &limits, choice)?;
     parameters::format(&fields, &mut body)?;
     let model = std::mem::take(&mut request.model);
-    let prompt = request.prompt(thinking.template_kwargs());
+    let mut prompt = request.prompt(thinking.template_kwargs());
+    if let Some(reader) = unread {
+        normalise(&mut prompt, reader.options);
+    }
     if let Some(kwargs) = &prompt.template_kwargs {
         body.insert("chat_template_kwargs".to_owned(), kwargs.clone().into());
     }
@@ -89,8 +117,8 @@ pub fn retention(fields: &Fields<'_>) -> Option<Retention> {
 /// What both endpoints share.
 struct Request {
     model: String,
-    tools: Tools,
-    messages: Vec<Value>,
+    tools: Arc<Tools>,
+    messages: Vec<Shared>,
     last: Last,
     retention: Option<Retention>,
 }
@@ -114,18 +142,46 @@ impl Request {
         }
         Ok(Self {
             model,
-            tools,
-            messages,
+            tools: Arc::new(tools),
+            messages: messages.into_iter().map(Shared::from).collect(),
             last,
             retention: marks.checked()?,
         })
     }
 
+    /// The same in its one spelling, with what was read before; none where only [`read`] can tell.
+    ///
+    /// [`read`]: Self::read
+    fn recalled(fields: &Fields<'_>, reader: &Reader<'_>) -> Option<Self> {
+        let model = parameters::text(fields, "model").ok()??;
+        if model.is_empty() {
+            return None;
+        }
+        parameters::refuse_other_conversations(fields).ok()?;
+        let mut marks = Marks::default();
+        let tools = match fields.get("tools") {
+            Some(raw) => recalled::tools(raw.get(), reader, &mut marks)?,
+            None => Arc::default(),
+        };
+        let system = fields.get("system").map(RawValue::get);
+        let messages = fields.get("messages")?.get();
+        let messages = recalled::conversation(system, messages, reader, &mut marks)?;
+        if let Some(mark) = value(fields, "cache_control").ok()? {
+            marks.take_top(mark).ok()?;
+        }
+        Some(Self {
+            model,
+            tools,
+            messages,
+            last: Last::Asked,
+            retention: marks.checked().ok()?,
+        })
+    }
+
     fn prompt(self, template_kwargs: Option<Map<String, Value>>) -> ChatPrompt {
-        let tools = self.tools.offered;
         ChatPrompt {
-            messages: self.messages.into_iter().map(Shared::from).collect(),
-            tools: (!tools.is_empty()).then(|| Value::Array(tools).into()),
+            messages: self.messages,
+            tools: self.tools.offered.clone(),
             template_kwargs,
         }
     }

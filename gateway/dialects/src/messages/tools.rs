@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use super::marks::Marks;
 use super::path::{Object, Path, clipped};
 use crate::error::ApiError;
+use crate::shared::Shared;
 
 /// What the API allows in a tool's name.
 const NAME_PATTERN: &str = "^[a-zA-Z0-9_-]{1,128}$";
@@ -22,8 +23,8 @@ const NAME_CHARS_MAX: usize = 128;
 /// The tools of a request.
 #[derive(Debug, Default)]
 pub(super) struct Tools {
-    /// Definitions in Chat Completions' form.
-    pub(super) offered: Vec<Value>,
+    /// Definitions in Chat Completions' form; none where there are none.
+    pub(super) offered: Option<Shared>,
     names: HashSet<String>,
     /// Names of tools that the model cannot be offered.
     unserved: HashSet<String>,
@@ -39,15 +40,17 @@ pub(super) fn tools(value: Option<Value>, marks: &mut Marks) -> Result<Tools, Ap
     let Value::Array(items) = value else {
         return Err(path.should_be("a valid list"));
     };
-    tools.offered.reserve(items.len());
+    let mut offered = Vec::with_capacity(items.len());
     for (at, item) in items.into_iter().enumerate() {
-        tools.add(Object::new(item, path.at(at))?, marks)?;
+        offered.extend(tools.add(Object::new(item, path.at(at))?, marks)?);
     }
+    tools.offered = (!offered.is_empty()).then(|| Value::Array(offered).into());
     Ok(tools)
 }
 
 impl Tools {
-    fn add(&mut self, mut tool: Object<'_>, marks: &mut Marks) -> Result<(), ApiError> {
+    /// The definition of a tool that can be offered.
+    fn add(&mut self, mut tool: Object<'_>, marks: &mut Marks) -> Result<Option<Value>, ApiError> {
         let kind = tool.text("type")?;
         let kind = kind.as_deref().unwrap_or("custom");
         if kind != "custom" && !is_provider_kind(kind) {
@@ -60,7 +63,7 @@ impl Tools {
             // Toolsets have no name of their own.
             let name = tool.text("name")?.unwrap_or_else(|| kind.to_owned());
             self.unserved.insert(name);
-            return Ok(());
+            return Ok(None);
         }
         let name = tool.required_text("name")?;
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
@@ -91,8 +94,7 @@ impl Tools {
         let mut tool = Map::new();
         tool.insert("type".to_owned(), Value::String("function".to_owned()));
         tool.insert("function".to_owned(), Value::Object(function));
-        self.offered.push(Value::Object(tool));
-        Ok(())
+        Ok(Some(Value::Object(tool)))
     }
 }
 
@@ -141,7 +143,7 @@ pub(super) fn choice(
         _ => return Err(path.unknown_tag(&tag, &["auto", "any", "none", "tool"])),
     };
     let alone = choice.flag("disable_parallel_tool_use")?;
-    if tools.offered.is_empty() {
+    if tools.offered.is_none() {
         return match (tag.as_str(), tools.unserved.is_empty()) {
             ("none", _) | ("auto", false) => Ok(Choice::Free),
             (_, true) => {

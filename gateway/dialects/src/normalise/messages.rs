@@ -13,7 +13,7 @@ const MARKS: [&str; 2] = ["cache_control", "prompt_cache_breakpoint"];
 const BILLING: &str = "x-anthropic-billing-header:";
 
 /// Gives messages their one spelling; whether anything changed.
-pub(super) fn normalise(messages: &mut Vec<Shared>, options: Options) -> bool {
+pub(crate) fn normalise(messages: &mut Vec<Shared>, options: Options) -> bool {
     let mut changed = false;
     if let Some(first) = messages.first_mut().filter(|_| options.billing_line) {
         let billing = first.edit(without_billing);

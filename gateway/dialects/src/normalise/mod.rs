@@ -95,7 +95,7 @@ pub(crate) fn tools_alone(tools: &mut Value, options: Options) -> bool {
     tools::normalise(tools, options)
 }
 
-pub(crate) use messages::{Billing, without_billing};
+pub(crate) use messages::{Billing, normalise as messages_alone, without_billing};
 
 impl Turn<'_> {
     /// Gives the turn's prompt its one spelling, which its node's body then has too.

@@ -22,6 +22,7 @@ mod parts;
 mod plan;
 mod prompt;
 mod read;
+mod recalled;
 mod refuse;
 mod request;
 mod tools;
@@ -30,4 +31,4 @@ pub use kept::{Ids, kept_items, response_of};
 pub use refuse::{
     conversation_not_found, item_not_found, previous_response_not_found, response_not_found,
 };
-pub use request::{Request, metadata, parse};
+pub use request::{Request, metadata, parse, parse_known};

@@ -125,6 +125,17 @@ impl Messages {
         self.done.push(Value::Object(message));
     }
 
+    /// A result of this call may come, as if it had been made.
+    pub(super) fn expect(&mut self, call: &str) {
+        self.called.insert(call.to_owned());
+    }
+
+    /// The messages so far, whatever calls have no result yet.
+    pub(super) fn so_far(mut self) -> Vec<Value> {
+        self.close();
+        self.done
+    }
+
     /// The conversation's messages.
     pub(super) fn finish(mut self) -> Result<Vec<Value>, ApiError> {
         let mut calls = self.calls.iter();

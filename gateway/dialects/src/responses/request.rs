@@ -16,10 +16,12 @@ use super::plan::{Kept, Plan};
 use super::prompt::Messages;
 use super::read::{Object, Path, parsed};
 use super::tools::{self, Tools};
-use super::{echo, refuse};
+use super::{echo, recalled, refuse};
 use crate::answer::{Continues, Translation};
 use crate::caching;
 use crate::error::ApiError;
+use crate::known::Reader;
+use crate::normalise::{self, Options};
 use crate::shared::Shared;
 use crate::{ChatPrompt, Fields, PromptInput, TokenIds, Turn, TurnBody};
 
@@ -30,23 +32,63 @@ pub struct Request<'a> {
     top: Map<String, Value>,
     params: Params,
     tools: Tools,
-    input: Vec<Value>,
+    input: Input,
     keeps: bool,
+    /// How the prompt is to be spelled, unless as it is.
+    options: Option<Options>,
+}
+
+/// The items of the input.
+enum Input {
+    /// To be read yet.
+    Values(Vec<Value>),
+    /// What they become, in its one spelling; nothing is before them.
+    Messages(Vec<Shared>),
 }
 
 /// Reads a Responses request.
 pub fn parse(fields: Fields<'_>) -> Result<Request<'_>, ApiError> {
+    parse_with(fields, None)
+}
+
+/// The same, for a prompt in its one spelling; what the reader knows is not read again.
+pub fn parse_known<'a>(fields: Fields<'a>, reader: &Reader<'_>) -> Result<Request<'a>, ApiError> {
+    parse_with(fields, Some(reader))
+}
+
+fn parse_with<'a>(
+    fields: Fields<'a>,
+    reader: Option<&Reader<'_>>,
+) -> Result<Request<'a>, ApiError> {
     let mut top = parsed(&fields, params::FIELDS)?;
     top.extend(parsed(&fields, params::PASSED)?);
     top.extend(parsed(&fields, &["tool_choice"])?);
-    let mut large = parsed(&fields, &["input", "tools"])?;
+    let known_input = reader.and_then(|reader| recalled::input(&fields, &top, reader));
+    let mut input = match &known_input {
+        Some(_) => Map::new(),
+        None => parsed(&fields, &["input"])?,
+    };
+    let known_tools = reader.and_then(|reader| recalled::tools(&fields, &top, reader));
+    let mut list = match &known_tools {
+        Some(_) => Map::new(),
+        None => parsed(&fields, &["tools"])?,
+    };
     let all = Object {
         members: &top,
         path: &Path::Root,
     };
     let mut params = params::read(all)?;
     caching::retention(&fields)?;
-    let tools = tools::read(large.remove("tools"), all)?;
+    let tools = match known_tools {
+        Some(tools) => tools,
+        None => {
+            let mut tools = tools::read(list.remove("tools"), all)?;
+            if let (Some(offered), Some(reader)) = (&mut tools.offered, reader) {
+                offered.edit(|tools| normalise::tools_alone(tools, reader.options));
+            }
+            tools
+        }
+    };
     if let Some(choice) = &tools.choice {
         params.node.insert("tool_choice".to_owned(), choice.clone());
     }
@@ -57,10 +99,16 @@ pub fn parse(fields: Fields<'_>) -> Result<Request<'_>, ApiError> {
         params.node.insert(name, parallel.into());
     }
     all.object("chat_template_kwargs")?;
-    let input = input(large.remove("input"))?;
-    if input.is_empty() && params.continues.is_none() {
-        return Err(refuse::nothing_asked());
-    }
+    let input = match known_input {
+        Some(messages) => Input::Messages(messages),
+        None => {
+            let input = self::input(input.remove("input"))?;
+            if input.is_empty() && params.continues.is_none() {
+                return Err(refuse::nothing_asked());
+            }
+            Input::Values(input)
+        }
+    };
     let keeps = params.stores;
     Ok(Request {
         fields,
@@ -69,6 +117,7 @@ pub fn parse(fields: Fields<'_>) -> Result<Request<'_>, ApiError> {
         tools,
         input,
         keeps,
+        options: reader.map(|reader| reader.options),
     })
 }
 
@@ -103,12 +152,29 @@ impl<'a> Request<'a> {
     /// Keeps what [`Translation::stored`] needs, although the response is not to be stored.
     pub fn keep(&mut self) {
         self.keeps = true;
+        if let Input::Messages(_) = self.input
+            && let Ok(mut fields) = parsed(&self.fields, &["input"])
+            && let Ok(items) = input(fields.remove("input"))
+        {
+            self.input = Input::Values(items);
+        }
+    }
+
+    /// The items that are to be read yet.
+    fn items(&mut self) -> &mut [Value] {
+        match &mut self.input {
+            Input::Values(items) => items,
+            Input::Messages(_) => &mut [],
+        }
     }
 
     /// Ids of stored items that the input refers to: the caller looks them up, by
     /// [`response_of`](super::response_of), and [`resolve`](Self::resolve)s them.
     pub fn references(&self) -> Vec<String> {
-        let ids = self.input.iter().filter_map(items::reference);
+        let Input::Values(items) = &self.input else {
+            return Vec::new();
+        };
+        let ids = items.iter().filter_map(items::reference);
         ids.map(str::to_owned).collect()
     }
 
@@ -118,7 +184,7 @@ impl<'a> Request<'a> {
             .iter()
             .filter_map(|item| Some((item["id"].as_str()?, item)))
             .collect();
-        for item in &mut self.input {
+        for item in self.items() {
             let found = items::reference(item).and_then(|id| by_id.get(id));
             if let Some(found) = found {
                 *item = (*found).clone();
@@ -137,24 +203,26 @@ impl<'a> Request<'a> {
             top,
             params,
             tools,
-            mut input,
+            input,
             keeps,
+            options,
         } = self;
-        drop_known(&mut input, &history);
-        let mut messages = Messages::default();
-        if let Some(text) = &params.instructions {
-            messages.instructions(text);
-        }
-        let path = Path::Key(&Path::Root, "input");
-        for item in &history {
-            messages.push(items::read(item, &path)?)?;
-        }
-        for (at, item) in input.iter().enumerate() {
-            messages.push(items::read(item, &Path::At(&path, at))?)?;
-        }
+        let (messages, input) = match input {
+            Input::Messages(messages) => (messages, Vec::new()),
+            Input::Values(mut input) => {
+                drop_known(&mut input, &history);
+                let instructions = params.instructions.as_deref();
+                let messages = read_messages(instructions, &history, &input)?;
+                let mut messages: Vec<Shared> = messages.into_iter().map(Shared::from).collect();
+                if let Some(options) = options {
+                    normalise::messages_alone(&mut messages, options);
+                }
+                (messages, input)
+            }
+        };
         let prompt = ChatPrompt {
-            messages: messages.finish()?.into_iter().map(Shared::from).collect(),
-            tools: tools.offered.map(Shared::from),
+            messages,
+            tools: tools.offered,
             template_kwargs: match top.get("chat_template_kwargs") {
                 Some(Value::Object(variables)) => Some(variables.clone()),
                 _ => None,
@@ -184,6 +252,26 @@ impl<'a> Request<'a> {
         };
         Ok((turn, Box::new(Answer::new(Arc::new(plan)))))
     }
+}
+
+/// The messages that instructions and items become.
+fn read_messages(
+    instructions: Option<&str>,
+    history: &[Value],
+    input: &[Value],
+) -> Result<Vec<Value>, ApiError> {
+    let mut messages = Messages::default();
+    if let Some(text) = instructions {
+        messages.instructions(text);
+    }
+    let path = Path::Key(&Path::Root, "input");
+    for item in history {
+        messages.push(items::read(item, &path)?)?;
+    }
+    for (at, item) in input.iter().enumerate() {
+        messages.push(items::read(item, &Path::At(&path, at))?)?;
+    }
+    messages.finish()
 }
 
 /// Drops references to items that stand in the history anyway.

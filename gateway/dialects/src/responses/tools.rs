@@ -11,19 +11,20 @@ use serde_json::{Map, Value, json};
 use super::read::{Object, Path};
 use super::refuse;
 use crate::error::ApiError;
+use crate::shared::Shared;
 
 /// More tools than this are refused: what a node takes, and eight times what the API allows.
 const TOOLS_MAX: usize = 1024;
 /// The API's bound of a tool's name.
 const NAME_CHARS_MAX: usize = 128;
 
-const CHOICES: &[&str] = &["none", "auto", "required"];
+pub(super) const CHOICES: &[&str] = &["none", "auto", "required"];
 
 /// What a request says about tools, as the node is to read it.
 #[derive(Default)]
 pub(super) struct Tools {
     /// Chat Completions' `tools`; none where the model sees none.
-    pub(super) offered: Option<Value>,
+    pub(super) offered: Option<Shared>,
     /// Chat Completions' `tool_choice`.
     pub(super) choice: Option<Value>,
     /// Names of custom tools.
@@ -56,7 +57,10 @@ pub(super) fn read(list: Option<Value>, top: Object<'_, '_>) -> Result<Tools, Ap
     } = seen;
     let choice = choice.filter(|_| !offered.is_empty());
     Ok(Tools {
-        offered: (!offered.is_empty()).then(|| offered.into_iter().map(|tool| tool.chat).collect()),
+        offered: (!offered.is_empty()).then(|| {
+            let list: Value = offered.into_iter().map(|tool| tool.chat).collect();
+            list.into()
+        }),
         choice,
         custom,
     })
