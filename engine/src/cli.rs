@@ -50,6 +50,10 @@ struct ServeArgs {
     /// Memory of the KV pool: bytes, or with KiB, MiB, GiB.
     #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
     kv_memory: u64,
+    /// Memory for KV blocks that the pool has no room for: they are copied back instead of computed
+    /// again. 0 for none; see docs/kv-tiers.md.
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
+    kv_host_memory: u64,
     /// Publish KV events at this ZMQ endpoint, e.g. tcp://127.0.0.1:5557; port 0 takes a free one.
     /// Events carry token ids in plain: loopback, or a private network.
     #[arg(long, value_name = "ENDPOINT", value_parser = parse_endpoint)]
@@ -153,6 +157,8 @@ pub struct Config {
     pub threads: usize,
     /// Bytes of the KV pool.
     pub kv_memory_bytes: u64,
+    /// Bytes of the host tier below it.
+    pub kv_host_bytes: u64,
     /// Where to publish events.
     pub events: Option<String>,
     /// Where to replay them.
@@ -240,6 +246,7 @@ impl Cli {
             listen,
             threads: in_range("threads", args.threads.unwrap_or(cores), 1024)?,
             kv_memory_bytes: args.kv_memory,
+            kv_host_bytes: args.kv_host_memory,
             events: args.events,
             replay: args.replay,
             replay_batches: in_range("replay-batches", args.replay_batches, 10_000_000)?,

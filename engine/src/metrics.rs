@@ -6,11 +6,13 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus::{
-    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-    TextEncoder,
+    Counter, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
 
 use cache_index::block::BLOCK_TOKENS;
+
+use crate::kv::store::Tier;
 
 /// How a request ended, as a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +54,46 @@ pub struct TicketMetrics {
     pub broken: IntCounter,
 }
 
+/// Of the tiers below the KV pool.
+pub struct TierMetrics {
+    hit_tokens: IntCounterVec,
+    blocks: IntGaugeVec,
+    bytes: IntGaugeVec,
+    stored: IntCounterVec,
+    evicted: IntCounterVec,
+    /// Evicted blocks that were not worth keeping.
+    pub refused: IntCounter,
+    /// Seconds of the step loop that went into copying blocks back.
+    pub fetch_seconds: Counter,
+}
+
+impl TierMetrics {
+    /// Prompt tokens that a tier served.
+    pub fn hit_tokens(&self, tier: Tier) -> IntCounter {
+        self.hit_tokens.with_label_values(&[tier.as_str()])
+    }
+
+    /// Blocks in a tier.
+    pub fn blocks(&self, tier: Tier) -> IntGauge {
+        self.blocks.with_label_values(&[tier.as_str()])
+    }
+
+    /// Bytes of them.
+    pub fn bytes(&self, tier: Tier) -> IntGauge {
+        self.bytes.with_label_values(&[tier.as_str()])
+    }
+
+    /// Blocks that went into a tier.
+    pub fn stored(&self, tier: Tier) -> IntCounter {
+        self.stored.with_label_values(&[tier.as_str()])
+    }
+
+    /// Blocks that had to make room in a tier.
+    pub fn evicted(&self, tier: Tier) -> IntCounter {
+        self.evicted.with_label_values(&[tier.as_str()])
+    }
+}
+
 /// The handles behind `/metrics`.
 pub struct Metrics {
     registry: Registry,
@@ -67,6 +109,8 @@ pub struct Metrics {
     pub kv_blocks_published: IntGauge,
     /// Prefilled prompts that wait to be fetched.
     pub tickets: TicketMetrics,
+    /// The tiers below the pool.
+    pub tiers: TierMetrics,
     /// Open client connections.
     pub connections: IntGauge,
     /// Prompt tokens of all requests that joined, cached ones included.
@@ -182,6 +226,56 @@ impl Builder<'_> {
         }
     }
 
+    fn tiers(&self) -> TierMetrics {
+        let counters = |name: &str, help: &str| {
+            let counters = IntCounterVec::new(self.opts(name, help), &["tier"]);
+            let counters = counters.expect("the name is valid");
+            counters.with_label_values(&[Tier::Host.as_str()]);
+            self.register(counters.clone());
+            counters
+        };
+        let gauges = |name: &str, help: &str| {
+            let gauges = IntGaugeVec::new(self.opts(name, help), &["tier"]);
+            let gauges = gauges.expect("the name is valid");
+            gauges.with_label_values(&[Tier::Host.as_str()]);
+            self.register(gauges.clone());
+            gauges
+        };
+        let seconds = self.opts(
+            "homing:kv_tier_fetch_seconds_total",
+            "Seconds of steps that went into copying KV blocks back.",
+        );
+        let fetch_seconds = Counter::with_opts(seconds).expect("the name is valid");
+        self.register(fetch_seconds.clone());
+        TierMetrics {
+            hit_tokens: counters(
+                "homing:kv_tier_hit_tokens_total",
+                "Prompt tokens that a tier below the pool served.",
+            ),
+            blocks: gauges(
+                "homing:kv_tier_blocks",
+                "KV blocks in a tier below the pool.",
+            ),
+            bytes: gauges(
+                "homing:kv_tier_bytes",
+                "Bytes of KV in a tier below the pool.",
+            ),
+            stored: counters(
+                "homing:kv_tier_stored_total",
+                "KV blocks that went into a tier.",
+            ),
+            evicted: counters(
+                "homing:kv_tier_evicted_total",
+                "KV blocks that had to make room in a tier.",
+            ),
+            refused: self.counter(
+                "homing:kv_tier_refused_total",
+                "KV blocks that left the pool and were not worth keeping.",
+            ),
+            fetch_seconds,
+        }
+    }
+
     fn endings(&self) -> IntCounterVec {
         let opts = self.opts("vllm:request_success_total", "Requests that ended, by how.");
         let finished = IntCounterVec::new(opts, &["finished_reason"]).expect("the name is valid");
@@ -225,6 +319,7 @@ impl Metrics {
                 "KV blocks that can be found by hash.",
             ),
             tickets: b.tickets(),
+            tiers: b.tiers(),
             connections: b.gauge("homing:connections", "Open client connections."),
             prompt_tokens: b.counter("vllm:prompt_tokens_total", "Prompt tokens, cached or not."),
             generation_tokens: b.counter("vllm:generation_tokens_total", "Tokens sampled."),

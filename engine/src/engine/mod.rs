@@ -10,6 +10,7 @@
 //! blocks go back, the loop goes on.
 
 mod answer;
+mod device;
 mod follow;
 mod handle;
 mod job;
@@ -19,6 +20,7 @@ mod schedule;
 mod sequence;
 mod settle;
 mod step;
+mod tiers;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
@@ -27,14 +29,16 @@ use std::time::Instant;
 
 use cache_index::block::BLOCK_TOKENS;
 
+pub use device::Device;
 pub use handle::{Handle, Load, Ticket};
 pub use job::{Held, HeldInfo, Job, KEEP_MAX, Output, Pooling, Produced, TicketId, Usage, Work};
 pub use pins::HOLD_MAX;
 
 use crate::events::EventLog;
 use crate::kv::pool::Pool;
+use crate::kv::store::{Store, TierChange};
 use crate::metrics::Metrics;
-use crate::model::{ForwardError, Pass, PassOutput};
+use crate::model::PassOutput;
 use crate::sample::Sampler;
 use crate::scheduler::join::Overtaken;
 use crate::scheduler::pace::Pace;
@@ -42,9 +46,6 @@ use crate::scheduler::turns::Turns;
 use handle::{Command, Shared, Submission};
 use pins::Pins;
 use sequence::Sequence;
-
-/// Runs a pass; a closure over the ranks, so that tests can break it.
-pub type Forward = Box<dyn FnMut(&Pass<'_>, &mut PassOutput) -> Result<(), ForwardError> + Send>;
 
 /// The bytes of a token, shown one way or the other.
 pub type TokenBytes = Box<dyn Fn(u32, Show) -> Vec<u8> + Send>;
@@ -66,8 +67,8 @@ const COMMANDS_MAX: usize = 4096;
 
 /// What an engine is made of.
 pub struct Parts {
-    /// Runs a pass.
-    pub forward: Forward,
+    /// Runs the passes.
+    pub device: Box<dyn Device>,
     /// The bytes of a token.
     pub token_bytes: TokenBytes,
     /// Entries in a row of logits.
@@ -78,6 +79,8 @@ pub struct Parts {
     pub drafter: Option<Drafter>,
     /// Blocks in the pool.
     pub kv_blocks: u32,
+    /// Blocks in the host tier below it; 0 for none.
+    pub host_blocks: usize,
     /// Tokens in one step at most, see [`crate::scheduler::pace`].
     pub step_tokens: usize,
     /// Requests that may wait.
@@ -125,6 +128,10 @@ struct Engine {
     shared: Arc<Shared>,
     started: Instant,
     pool: Pool,
+    /// The tiers below the pool, if there are any.
+    store: Option<Store>,
+    /// What changed in all tiers and has not been told.
+    changes: Vec<TierChange>,
     pins: Pins,
     sampler: Sampler,
     pace: Pace,
@@ -135,6 +142,8 @@ struct Engine {
     waiting: Vec<Sequence>,
     running: Vec<Sequence>,
     arrivals: u64,
+    /// Blocks that this step copied back into the pool.
+    fetched: usize,
     /// Whether this step took blocks from a running sequence.
     preempted: bool,
 }
@@ -152,6 +161,8 @@ impl Engine {
             shared,
             started: Instant::now(),
             pool: Pool::new(parts.kv_blocks),
+            store: tiers::store(&parts),
+            changes: Vec::new(),
             pins: Pins::default(),
             sampler: Sampler::default(),
             pace: Pace::new(parts.step_tokens),
@@ -161,6 +172,7 @@ impl Engine {
             waiting: Vec::new(),
             running: Vec::new(),
             arrivals: 0,
+            fetched: 0,
             preempted: false,
             parts,
         }
@@ -212,7 +224,7 @@ impl Engine {
             Command::Submit(submission) => self.submit(*submission),
             Command::Snapshot(answer) => {
                 let log = self.parts.events.as_ref();
-                let snapshot = log.and_then(|log| log.snapshot(&self.pool.snapshot()));
+                let snapshot = log.and_then(|log| log.snapshot(&self.held()));
                 let _ = answer.send(snapshot);
             }
             Command::Release(ticket, answer) => {

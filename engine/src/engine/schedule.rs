@@ -10,9 +10,9 @@
 
 use std::collections::HashSet;
 
-use super::Engine;
 use super::answer::Voice;
 use super::sequence::Sequence;
+use super::{Engine, tiers};
 use crate::error::{ApiError, Kind};
 use crate::kv::table::{BlockTable, PoolFull};
 use crate::metrics::Ending;
@@ -62,6 +62,7 @@ impl Engine {
     /// Plans a step.
     pub(super) fn schedule(&mut self) -> Plan {
         let mut plan = Plan::default();
+        self.fetched = 0;
         self.place_decodes(&mut plan);
         let decode_tokens = plan.chunks.iter().map(|chunk| chunk.tokens).sum();
         let mut budget = self.pace.budget(decode_tokens);
@@ -248,10 +249,15 @@ impl Engine {
     fn try_join(&mut self, index: usize, plan: &mut Plan, stuck: &mut Stuck) -> Joined {
         let sequence = &mut self.waiting[index];
         let overlap = self.pool.overlap(&sequence.chain);
-        sequence.found = overlap.blocks * super::BLOCK_TOKENS;
-        let next = sequence.chain.get(overlap.blocks).copied();
+        let below = self
+            .store
+            .as_ref()
+            .map_or(0, |store| store.overlap(&sequence.chain[overlap.blocks..]));
+        let found = overlap.blocks + below;
+        sequence.found = found * super::BLOCK_TOKENS;
+        let next = sequence.chain.get(found).copied();
         let computing = next.and_then(|hash| {
-            let computes = |s: &Sequence| s.chain.get(overlap.blocks) == Some(&hash);
+            let computes = |s: &Sequence| s.chain.get(found) == Some(&hash);
             self.running.iter().position(computes)
         });
         if let Some(index) = computing {
@@ -280,7 +286,10 @@ impl Engine {
             self.preempt(victim, &mut plan.chunks);
             stuck.shares.insert(standings[victim].share);
         }
-        self.join(index)
+        let joined = self.join(index);
+        // Copies take time that those who decode wait for: one long chain a step.
+        stuck.everybody |= self.fetched > tiers::FETCHED_MAX;
+        joined
     }
 
     /// A prompt that is to be pinned does not even start if too much is pinned already.
@@ -307,6 +316,7 @@ impl Engine {
         let scope = sequence.job.scope.clone();
         let mut table = BlockTable::claim(&mut self.pool, scope, &sequence.chain);
         table.keep(u64::try_from(sequence.job.keep.as_millis()).unwrap_or(u64::MAX));
+        self.fetch(&sequence, &mut table);
         let first = sequence.join(table, &self.parts.metrics);
         if first {
             let voice = Voice {

@@ -25,6 +25,7 @@ impl Engine {
         self.expire_pins(started);
         let plan = self.schedule();
         if !plan.chunks.is_empty() {
+            self.note_changes();
             let outcome = self.forward(&plan.chunks);
             let whole = outcome.is_ok();
             self.settle(&plan.chunks, outcome);
@@ -32,6 +33,7 @@ impl Engine {
             self.parts.metrics.step_seconds.observe(seconds);
             if whole {
                 self.pace.observe(&plan.work, seconds * 1e3);
+                self.observe_tiers(&plan.work, seconds * 1e3);
             }
         }
         self.publish();
@@ -84,7 +86,7 @@ impl Engine {
             batch: &batch,
             capture,
         };
-        match catch_unwind(AssertUnwindSafe(|| (parts.forward)(&pass, output))) {
+        match catch_unwind(AssertUnwindSafe(|| parts.device.run(&pass, output))) {
             Err(panic) => Err(ApiError::internal(format!(
                 "forward panicked: {}",
                 said(&*panic)
@@ -114,10 +116,12 @@ impl Engine {
 
     /// Tells others what changed.
     pub(super) fn publish(&mut self) {
-        let changes = self.pool.take_changes();
+        self.note_changes();
+        let changes = std::mem::take(&mut self.changes);
         if let Some(log) = &self.parts.events {
             log.append(&changes);
         }
+        self.count_tiers();
         let metrics = &self.parts.metrics;
         metrics.running.set(self.running.len() as i64);
         metrics.waiting.set(self.waiting.len() as i64);
@@ -136,6 +140,9 @@ impl Engine {
     #[cfg(test)]
     pub(super) fn check_integrity(&self) {
         self.pool.check_integrity();
+        if let Some(store) = &self.store {
+            store.check_integrity();
+        }
         let tables = self.running.iter().filter_map(|s| s.table.as_ref());
         let mut held: Vec<_> = tables.flat_map(|table| table.blocks().to_vec()).collect();
         held.extend(self.pins.all_blocks());

@@ -18,11 +18,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use cache_index::block::{BLOCK_TOKENS, BlockHash};
-use cache_index::event::{EngineHash, EventBatch, ExtraKeys, GroupKind, KvEvent};
+use cache_index::event::{EngineHash, EventBatch, ExtraKeys, GroupKind, KvEvent, Medium};
 use cache_index::wire::encode_batch;
 use tokio::sync::Notify;
 
 use crate::kv::pool::{Change, Stored};
+use crate::kv::store::{Tier, TierChange};
 
 /// A numbered batch as it goes over the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +65,7 @@ impl EventLog {
     }
 
     /// Appends one step's changes as one batch; nothing if nothing changed.
-    pub fn append(&self, changes: &[Change]) {
+    pub fn append(&self, changes: &[TierChange]) {
         if changes.is_empty() {
             return;
         }
@@ -91,11 +92,11 @@ impl EventLog {
 
     /// Everything held, as one batch with the number of the last one it includes; none if nothing
     /// was ever appended. Call it from the thread that appends, between two steps.
-    pub fn snapshot(&self, runs: &[Vec<Stored>]) -> Option<Numbered> {
+    pub fn snapshot(&self, runs: &[(Tier, Vec<Stored>)]) -> Option<Numbered> {
         let mut inner = self.lock();
         let seq = inner.next_seq.checked_sub(1)?;
-        let stored = runs.iter().map(|run| stored_event(run)).collect();
-        let batch = EventBatch::snapshot(inner.advance_clock(), &self.boot_id, stored);
+        let stored = runs.iter().map(|(tier, run)| stored_event(*tier, run));
+        let batch = EventBatch::snapshot(inner.advance_clock(), &self.boot_id, stored.collect());
         Some(Numbered {
             seq,
             payload: encode_batch(&batch).into(),
@@ -142,41 +143,56 @@ impl Inner {
 }
 
 /// Changes as events: consecutive blocks of one chain become one event, and so do consecutive
-/// removals; the order between events is the order in which things happened.
-fn events_of(changes: &[Change]) -> Vec<KvEvent> {
-    let same_event = |a: &Change, b: &Change| match (a, b) {
-        (Change::Stored(a), Change::Stored(b)) => b.parent_hash == Some(a.content.hash),
-        (Change::Removed(_), Change::Removed(_)) => true,
-        _ => false,
+/// removals, as far as they are of one tier; the order between events is the order in which things
+/// happened.
+fn events_of(changes: &[TierChange]) -> Vec<KvEvent> {
+    let same_event = |a: &TierChange, b: &TierChange| {
+        a.tier == b.tier
+            && match (&a.change, &b.change) {
+                (Change::Stored(a), Change::Stored(b)) => b.parent_hash == Some(a.content.hash),
+                (Change::Removed(_), Change::Removed(_)) => true,
+                _ => false,
+            }
     };
-    changes.chunk_by(same_event).map(event_of).collect()
+    let of_one = changes.chunk_by(same_event);
+    of_one
+        .filter_map(|changes| Some(event_of(changes.first()?.tier, changes)))
+        .collect()
 }
 
-fn event_of(changes: &[Change]) -> KvEvent {
+fn event_of(tier: Tier, changes: &[TierChange]) -> KvEvent {
     let removed: Vec<_> = changes.iter().filter_map(removed_hash).collect();
     if !removed.is_empty() {
         return KvEvent::Removed {
             block_hashes: removed,
-            medium: None,
+            medium: medium(tier),
             group_idx: None,
         };
     }
-    let stored = changes.iter().filter_map(|change| match change {
+    let stored = changes.iter().filter_map(|change| match &change.change {
         Change::Stored(stored) => Some(stored.clone()),
         Change::Removed(_) => None,
     });
-    stored_event(&stored.collect::<Vec<_>>())
+    stored_event(tier, &stored.collect::<Vec<_>>())
 }
 
-fn removed_hash(change: &Change) -> Option<EngineHash> {
-    match change {
+fn removed_hash(change: &TierChange) -> Option<EngineHash> {
+    match &change.change {
         Change::Removed(hash) => Some(engine_hash(*hash)),
         Change::Stored(_) => None,
     }
 }
 
+/// The pool's blocks are named without a medium, as before there were tiers.
+fn medium(tier: Tier) -> Option<Medium> {
+    match tier {
+        Tier::Device => None,
+        Tier::Host => Some(Medium::Host),
+    }
+}
+
 /// One event for a run of consecutive blocks of one chain.
-fn stored_event(run: &[Stored]) -> KvEvent {
+fn stored_event(tier: Tier, run: &[Stored]) -> KvEvent {
     let first = run.first().expect("a run has a block");
     // The salt enters the first block of a chain only, as in vLLM; its children inherit it.
     let extra_keys = match (&first.content.salt, first.parent_hash) {
@@ -194,7 +210,7 @@ fn stored_event(run: &[Stored]) -> KvEvent {
             .flat_map(|stored| stored.content.tokens)
             .collect(),
         block_size: BLOCK_TOKENS,
-        medium: None,
+        medium: medium(tier),
         lora_name: None,
         extra_keys,
         group_idx: None,

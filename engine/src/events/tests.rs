@@ -8,7 +8,8 @@ use cache_index::event::{EngineHash, EventBatch, ExtraKeys, KvEvent};
 use cache_index::wire::decode_batch;
 
 use super::EventLog;
-use crate::kv::pool::Pool;
+use crate::kv::pool::{Pool, Stored};
+use crate::kv::store::{Tier, TierChange};
 use crate::kv::table::{BlockTable, Scope};
 
 fn scope(salt: Option<&str>) -> Scope {
@@ -28,6 +29,16 @@ fn compute(pool: &mut Pool, scope: Scope, tokens: &[u32]) {
     table.release(pool);
 }
 
+fn changes(pool: &mut Pool) -> Vec<TierChange> {
+    let changes = pool.take_changes().into_iter();
+    changes.map(TierChange::on_device).collect()
+}
+
+fn held(pool: &Pool) -> Vec<(Tier, Vec<Stored>)> {
+    let runs = pool.snapshot().into_iter();
+    runs.map(|run| (Tier::Device, run)).collect()
+}
+
 fn decode(payload: &[u8]) -> EventBatch {
     decode_batch(payload).expect("our own batches decode")
 }
@@ -44,7 +55,7 @@ fn a_chain_is_one_event_and_its_branch_another() {
     let branch: Vec<u32> = (0..16).chain(100..116).collect();
     compute(&mut pool, scope(Some("s")), &long);
     compute(&mut pool, scope(Some("s")), &branch);
-    log.append(&pool.take_changes());
+    log.append(&changes(&mut pool));
     let batches = log.from(0, 9);
     assert_eq!(
         batches.iter().map(|batch| batch.seq).collect::<Vec<_>>(),
@@ -88,9 +99,9 @@ fn removals_come_before_what_took_their_place() {
     let mut pool = Pool::new(2);
     let log = EventLog::new("boot".into(), 10);
     compute(&mut pool, scope(None), &[1; 32]);
-    log.append(&pool.take_changes());
+    log.append(&changes(&mut pool));
     compute(&mut pool, scope(None), &[2; 32]);
-    log.append(&pool.take_changes());
+    log.append(&changes(&mut pool));
     let events = decode(&log.from(1, 1)[0].payload).events;
     let [
         KvEvent::Removed { block_hashes, .. },
@@ -106,16 +117,12 @@ fn removals_come_before_what_took_their_place() {
 fn the_log_is_bounded_and_says_what_it_lacks() {
     let mut pool = Pool::new(64);
     let log = EventLog::new("boot".into(), 3);
-    assert_eq!(
-        log.snapshot(&pool.snapshot()),
-        None,
-        "nothing ever happened"
-    );
+    assert_eq!(log.snapshot(&held(&pool)), None, "nothing ever happened");
     assert!(log.reaches(0), "nothing is missing yet");
     log.append(&[]);
     for start in 0..5 {
         compute(&mut pool, scope(None), &[start; 16]);
-        log.append(&pool.take_changes());
+        log.append(&changes(&mut pool));
     }
     let seqs = |from, count| {
         log.from(from, count)
@@ -137,9 +144,9 @@ fn a_snapshot_is_everything_parents_first() {
     for branch in 0..3 {
         let tokens: Vec<u32> = (0..32).chain([branch; 32]).collect();
         compute(&mut pool, scope(Some("s")), &tokens);
-        log.append(&pool.take_changes());
+        log.append(&changes(&mut pool));
     }
-    let snapshot = log.snapshot(&pool.snapshot()).expect("something happened");
+    let snapshot = log.snapshot(&held(&pool)).expect("something happened");
     assert_eq!(snapshot.seq, 2, "the last batch it includes");
     let batch = decode(&snapshot.payload);
     assert!(batch.is_snapshot());

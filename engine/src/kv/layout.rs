@@ -18,13 +18,16 @@
 //! the pool has there may be another tenant's. The checksum is the first 16 bytes of the BLAKE3
 //! hash of header and payload; it finds damage, not forgery, which is up to the channel.
 //!
+//! Within one node a full block moves between tiers as its *body*: the payloads of its layers, one
+//! after the other, without headers. Whoever keeps bodies keeps the layout beside them once.
+//!
 //! Left out on purpose: which block of which prompt this is. Blocks are named by their hash, which
 //! covers the model; a layout only says whether the bytes fit.
 
 mod carry;
 
 pub use carry::KvValue;
-pub(crate) use carry::{export, import};
+pub(crate) use carry::{export, import, read_body, write_body};
 
 /// The version of the layout that this build writes, and the only one it reads.
 pub const VERSION: u16 = 1;
@@ -111,6 +114,11 @@ impl BlockLayout {
     /// Bytes of one record: one layer of one block.
     pub fn record_bytes(&self) -> usize {
         HEADER_BYTES + self.payload_bytes() + CHECKSUM_BYTES
+    }
+
+    /// Bytes of a block's body: the payloads of all its layers.
+    pub fn body_bytes(&self) -> usize {
+        self.layers * self.payload_bytes()
     }
 
     fn payload_bytes(&self) -> usize {

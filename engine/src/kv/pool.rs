@@ -12,7 +12,7 @@
 
 use cache_index::block::BlockHash;
 
-use super::prefix::{Content, LastUse, PrefixIndex};
+use super::prefix::{Content, LastUse, Leaf, PrefixIndex};
 use crate::model::BlockId;
 
 /// A change of what the pool can serve from cache, in the order in which it happened.
@@ -33,6 +33,21 @@ pub struct Stored {
     pub parent_hash: Option<BlockHash>,
 }
 
+/// A block that had to make room. Its values are in the pool until its place is written to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evicted {
+    /// Where its values are.
+    pub block: BlockId,
+    /// What it held.
+    pub stored: Stored,
+    /// Blocks of its chain up to it, itself included.
+    pub depth: u32,
+    /// Whether a request ever found it.
+    pub found: bool,
+    /// When it was last used, and for how much longer it is wanted.
+    pub last_use: LastUse,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
@@ -51,6 +66,7 @@ pub struct Pool {
     /// Counts releases, for those at the same time.
     tick: u64,
     changes: Vec<Change>,
+    evicted: Vec<Evicted>,
 }
 
 impl Pool {
@@ -63,6 +79,7 @@ impl Pool {
             now_ms: 0,
             tick: 0,
             changes: Vec::new(),
+            evicted: Vec::new(),
         }
     }
 
@@ -105,6 +122,7 @@ impl Pool {
             .collect();
         for block in &found {
             self.add_user(*block);
+            self.prefix.set_found(*block);
         }
         found
     }
@@ -114,13 +132,39 @@ impl Pool {
         let block = match self.free.pop() {
             Some(block) => block,
             None => {
-                let (block, hash) = self.prefix.evict()?;
-                self.changes.push(Change::Removed(hash));
+                let leaf = self.prefix.evict()?;
+                let block = leaf.block;
+                self.evicted(leaf);
                 block
             }
         };
         self.states[block.0 as usize] = State::Private;
         Some(block)
+    }
+
+    fn evicted(&mut self, leaf: Leaf) {
+        let Leaf {
+            block,
+            mut content,
+            depth,
+            found,
+            last_use,
+        } = leaf;
+        self.changes.push(Change::Removed(content.hash));
+        // Blocks of the pool mean nothing where it goes.
+        let parent = content.parent.take();
+        let parent_hash = parent.map(|parent| self.published_hash(parent));
+        let stored = Stored {
+            content,
+            parent_hash,
+        };
+        self.evicted.push(Evicted {
+            block,
+            stored,
+            depth,
+            found,
+            last_use,
+        });
     }
 
     /// Makes a full, computed private block findable. When an equal block is already held, the
@@ -187,6 +231,11 @@ impl Pool {
     /// What changed since the last call.
     pub fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
+    }
+
+    /// What was evicted since the last call, in order; each is also among the changes.
+    pub fn take_evicted(&mut self) -> Vec<Evicted> {
+        std::mem::take(&mut self.evicted)
     }
 
     /// Everything that can be found, a parent before its children, as runs of one chain each.

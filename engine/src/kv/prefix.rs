@@ -38,9 +38,28 @@ pub struct LastUse {
     pub tick: u64,
 }
 
+/// A block that was evicted.
+#[derive(Debug)]
+pub struct Leaf {
+    /// Where its values still are.
+    pub block: BlockId,
+    /// What it held.
+    pub content: Content,
+    /// Blocks of its chain up to it, itself included.
+    pub depth: u32,
+    /// Whether a request ever found it.
+    pub found: bool,
+    /// When it became idle.
+    pub last_use: LastUse,
+}
+
 #[derive(Debug)]
 struct Entry {
     content: Content,
+    /// Blocks of its chain up to it, itself included.
+    depth: u32,
+    /// Whether a request ever found it here.
+    found: bool,
     /// Published blocks whose parent is this one.
     children: u32,
     /// Set while nobody uses the block.
@@ -100,9 +119,11 @@ impl PrefixIndex {
     pub fn insert(&mut self, block: BlockId, content: Content) {
         let replaced = self.by_hash.insert(content.hash, block);
         assert!(replaced.is_none(), "hash {} published twice", content.hash);
+        let mut depth = 1;
         if let Some(parent) = content.parent {
             let entry = self.entry_mut(parent);
             entry.children += 1;
+            depth += entry.depth;
             let idle_since = entry.idle_since;
             if let Some(tick) = idle_since {
                 self.idle_leaves.remove(&(tick, parent));
@@ -112,6 +133,8 @@ impl PrefixIndex {
         assert!(slot.is_none(), "block {} published twice", block.0);
         *slot = Some(Entry {
             content,
+            depth,
+            found: false,
             children: 0,
             idle_since: None,
         });
@@ -138,21 +161,33 @@ impl PrefixIndex {
         }
     }
 
+    /// Notes that a request found a published block.
+    pub fn set_found(&mut self, block: BlockId) {
+        self.entry_mut(block).found = true;
+    }
+
     /// Forgets the least recently used idle leaf and returns it.
-    pub fn evict(&mut self) -> Option<(BlockId, BlockHash)> {
-        let (_, block) = self.idle_leaves.pop_first()?;
-        Some((block, self.forget(block)))
+    pub fn evict(&mut self) -> Option<Leaf> {
+        let (last_use, block) = self.idle_leaves.pop_first()?;
+        let entry = self.forget(block);
+        Some(Leaf {
+            block,
+            content: entry.content,
+            depth: entry.depth,
+            found: entry.found,
+            last_use,
+        })
     }
 
     /// Forgets this block, if it is an idle leaf.
     pub fn withdraw(&mut self, block: BlockId) -> Option<BlockHash> {
         let idle_since = self.entries.get(block.0 as usize)?.as_ref()?.idle_since?;
         let leaf = self.idle_leaves.remove(&(idle_since, block));
-        leaf.then(|| self.forget(block))
+        leaf.then(|| self.forget(block).content.hash)
     }
 
     /// Forgets an idle leaf that is off the list of leaves already.
-    fn forget(&mut self, block: BlockId) -> BlockHash {
+    fn forget(&mut self, block: BlockId) -> Entry {
         let entry = self.entries[block.0 as usize].take();
         let entry = entry.expect("an idle leaf is published");
         self.idle -= 1;
@@ -165,7 +200,7 @@ impl PrefixIndex {
                 self.idle_leaves.insert((tick, parent));
             }
         }
-        entry.content.hash
+        entry
     }
 
     /// Every held chain as runs of consecutive blocks, a parent before its children.

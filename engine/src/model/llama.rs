@@ -122,6 +122,17 @@ impl<O: Ops, C: Collectives> Llama<O, C> {
         layout::import(&mut self.kv, &own, place, bytes)
     }
 
+    /// Copies a full block out.
+    pub(crate) fn read_block(&self, block: BlockId, to: &mut [u8]) {
+        layout::read_body(&self.kv, &self.block_layout(), block, to);
+    }
+
+    /// Copies a full block in.
+    pub(crate) fn write_block(&mut self, block: BlockId, from: &[u8]) {
+        let own = self.block_layout();
+        layout::write_body(&mut self.kv, &own, block, from);
+    }
+
     /// One checked pass.
     pub(crate) fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) {
         let last = self.config.layers;

@@ -119,6 +119,8 @@ trait Runner: Send {
         place: (BlockId, usize),
         bytes: &[u8],
     ) -> Result<HeadRange, LayoutError>;
+    fn read_block(&self, block: BlockId, to: &mut [u8]);
+    fn write_block(&mut self, block: BlockId, from: &[u8]);
     fn scratch_bytes(&self) -> usize;
 }
 
@@ -145,6 +147,14 @@ impl<O: Ops, C: Collectives> Runner for Llama<O, C> {
         bytes: &[u8],
     ) -> Result<HeadRange, LayoutError> {
         Llama::import_block(self, place, bytes)
+    }
+
+    fn read_block(&self, block: BlockId, to: &mut [u8]) {
+        Llama::read_block(self, block, to);
+    }
+
+    fn write_block(&mut self, block: BlockId, from: &[u8]) {
+        Llama::write_block(self, block, from);
     }
 
     fn scratch_bytes(&self) -> usize {
@@ -210,6 +220,19 @@ impl Model {
     ) -> Result<HeadRange, LayoutError> {
         self.assert_block(block);
         self.runner.import_block((block, layer), bytes)
+    }
+
+    /// Copies a full block's body out, see [`BlockLayout::body_bytes`].
+    pub fn read_block(&self, block: BlockId, to: &mut [u8]) {
+        self.assert_block(block);
+        self.runner.read_block(block, to);
+    }
+
+    /// Copies a body in that [`Model::read_block`] gave, of a model of the same layout. Unlike a
+    /// record it is trusted: it never left this node.
+    pub fn write_block(&mut self, block: BlockId, from: &[u8]) {
+        self.assert_block(block);
+        self.runner.write_block(block, from);
     }
 
     fn assert_block(&self, block: BlockId) {

@@ -100,6 +100,11 @@ impl RankGroup {
         results.into_iter().collect()
     }
 
+    /// Every rank in order, to look at.
+    pub fn all(&self) -> impl Iterator<Item = &Model> {
+        std::iter::once(&self.first).chain(self.others.iter().map(|other| &other.model))
+    }
+
     /// The first rank, which knows the model's shape.
     pub fn first(&self) -> &Model {
         &self.first

@@ -36,7 +36,7 @@ pub use error::ServeError;
 pub use memory::Of as MemoryOf;
 use signals::{Signals, exit_with_stdin};
 pub use size::PoolSizeError;
-use size::{Fixed, PoolSize, pool_size};
+use size::{Fixed, Given, PoolSize, pool_size};
 use sockets::{Addresses, Sockets, carry_events};
 
 /// Time for connections to send their last bytes once all requests are done.
@@ -71,7 +71,7 @@ async fn serve(config: Config) -> Result<(), ServeError> {
     let pool = pool_size(
         &model,
         block_bytes,
-        config.kv_memory_bytes,
+        Given::of(&config),
         Fixed::of(file.header(), &model, config.ops, config.step_tokens),
         memory::available(),
     )?;
@@ -163,10 +163,9 @@ fn parts(
     events: Option<Arc<EventLog>>,
 ) -> Parts {
     let (vocab, layers) = (model.shape().vocab, model.shape().layers);
-    let mut ranks = RankGroup::alone(model);
     let tokenizer = Arc::clone(prompts);
     Parts {
-        forward: Box::new(move |pass, output| ranks.run(pass, output)),
+        device: Box::new(RankGroup::alone(model)),
         token_bytes: Box::new(move |id, show| match show {
             Show::Text => tokenizer.tokenizer().token_bytes(id).to_vec(),
             // A part of a character is bytes and no text, a control token text and no bytes.
@@ -179,6 +178,7 @@ fn parts(
         layers,
         drafter: None,
         kv_blocks: pool.blocks,
+        host_blocks: pool.host_blocks,
         step_tokens: config.step_tokens,
         queue_max: config.queue_max,
         metrics,
@@ -248,6 +248,7 @@ fn announce(config: &Config, addresses: &Addresses, pool: PoolSize) {
         "model": config.model_id,
         "pid": std::process::id(),
         "kv_blocks": pool.blocks,
+        "kv_host_blocks": pool.host_blocks,
         "max_model_len": pool.max_model_len,
     });
     let mut stdout = std::io::stdout().lock();
@@ -258,6 +259,7 @@ fn announce(config: &Config, addresses: &Addresses, pool: PoolSize) {
         listening = %addresses.http,
         model = config.model_id,
         kv_blocks = pool.blocks,
+        kv_host_blocks = pool.host_blocks,
         max_model_len = pool.max_model_len,
         threads = config.threads,
         "ready"

@@ -1,13 +1,14 @@
 //! How many KV blocks does the given memory hold, and is that enough to serve?
 //!
-//! What a node will take is added up before anything is loaded: packed weights, KV pool, and what
-//! passes keep as scratch. A node that would not fit says so with all the numbers, instead of being
+//! What a node will take is added up before anything is loaded: packed weights, KV pool, the host
+//! tier below it, and what passes keep as scratch. A node that would not fit says so with all the numbers, instead of being
 //! killed later, when the pool's pages are touched for the first time.
 
 use cache_index::block::BLOCK_TOKENS;
 use prompt::gguf::Header;
 
 use super::memory::{Available, Of};
+use crate::cli::Config;
 use crate::model::{Model, ModelConfig, OpsKind};
 use crate::scheduler::RUNNING_MAX;
 
@@ -39,7 +40,7 @@ pub enum PoolSizeError {
     /// More than there is.
     #[error(
         "this node does not fit: {weights} bytes of weights + {pool} of KV pool (--kv-memory) + \
-         {scratch} of scratch = {sum} bytes, and {of} has {available} bytes of memory available; \
+         {host} of host tier (--kv-host-memory) + {scratch} of scratch = {sum} bytes, and {of} has {available} bytes of memory available; \
          {advice}"
     )]
     TooLarge {
@@ -47,6 +48,8 @@ pub enum PoolSizeError {
         weights: u64,
         /// The pool.
         pool: u64,
+        /// The host tier.
+        host: u64,
         /// What passes keep.
         scratch: u64,
         /// All of it.
@@ -88,11 +91,29 @@ impl Fixed {
     }
 }
 
+/// What was asked for on the command line, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Given {
+    pub(super) pool: u64,
+    pub(super) host: u64,
+}
+
+impl Given {
+    pub(super) fn of(config: &Config) -> Self {
+        Self {
+            pool: config.kv_memory_bytes,
+            host: config.kv_host_bytes,
+        }
+    }
+}
+
 /// The pool of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PoolSize {
     /// Blocks in the pool.
     pub(super) blocks: u32,
+    /// Blocks in the host tier.
+    pub(super) host_blocks: usize,
     /// Prompt and answer together: the model's context, or the pool if that is smaller.
     pub(super) max_model_len: usize,
 }
@@ -101,11 +122,12 @@ pub(super) struct PoolSize {
 pub(super) fn pool_size(
     model: &ModelConfig,
     block_bytes: usize,
-    given: u64,
+    given: Given,
     fixed: Fixed,
     available: Option<Available>,
 ) -> Result<PoolSize, PoolSizeError> {
     fits(given, fixed, available)?;
+    let Given { pool: given, host } = given;
     let blocks = u32::try_from(given / block_bytes as u64).unwrap_or(u32::MAX);
     let tokens = blocks as usize * BLOCK_TOKENS;
     let bytes_for = |tokens: usize| (tokens.div_ceil(BLOCK_TOKENS) * block_bytes) as u64;
@@ -122,18 +144,25 @@ pub(super) fn pool_size(
     }
     Ok(PoolSize {
         blocks,
+        // One slot more than it holds, see `Store::new`.
+        host_blocks: usize::try_from((host / block_bytes as u64).saturating_sub(1))
+            .unwrap_or(usize::MAX),
         max_model_len: model.context.min(tokens),
     })
 }
 
-fn fits(pool: u64, fixed: Fixed, available: Option<Available>) -> Result<(), PoolSizeError> {
+fn fits(given: Given, fixed: Fixed, available: Option<Available>) -> Result<(), PoolSizeError> {
     let Fixed { weights, scratch } = fixed;
-    let sum = weights.saturating_add(pool).saturating_add(scratch);
+    let Given { pool, host } = given;
+    let beside = weights.saturating_add(scratch).saturating_add(host);
+    let sum = beside.saturating_add(pool);
     let Some(there) = available.filter(|there| there.bytes < sum) else {
         return Ok(());
     };
-    let rest = there.bytes.saturating_sub(weights.saturating_add(scratch));
-    let advice = if rest == 0 {
+    let rest = there.bytes.saturating_sub(beside);
+    let advice = if rest == 0 && host > 0 {
+        "give less --kv-host-memory".to_owned()
+    } else if rest == 0 {
         "take a smaller model".to_owned()
     } else {
         format!("give at most --kv-memory {rest}")
@@ -141,6 +170,7 @@ fn fits(pool: u64, fixed: Fixed, available: Option<Available>) -> Result<(), Poo
     Err(PoolSizeError::TooLarge {
         weights,
         pool,
+        host,
         scratch,
         sum,
         available: there.bytes,
@@ -154,9 +184,17 @@ mod tests {
     //! Catches a pool that is too small to serve or larger than the machine being accepted.
     use super::*;
 
-    #[test]
-    fn pools() {
-        let model = ModelConfig {
+    const FIXED: Fixed = Fixed {
+        weights: 1_000_000,
+        scratch: 40_000,
+    };
+    const AVAILABLE: Available = Available {
+        bytes: 2_000_000,
+        of: Of::Cgroup,
+    };
+
+    fn model() -> ModelConfig {
+        ModelConfig {
             vocab: 10,
             layers: 1,
             width: 32,
@@ -167,19 +205,19 @@ mod tests {
             context: 2048,
             rope_base: 1e4,
             rms_eps: 1e-5,
-        };
-        let fixed = Fixed {
-            weights: 1_000_000,
-            scratch: 40_000,
-        };
-        let available = Available {
-            bytes: 2_000_000,
-            of: Of::Cgroup,
-        };
-        let size = |given| pool_size(&model, 1000, given, fixed, Some(available));
+        }
+    }
+
+    #[test]
+    fn pools() {
+        let (fixed, available) = (FIXED, AVAILABLE);
+        let model = model();
+        let given = |pool, host| Given { pool, host };
+        let size = |pool| pool_size(&model, 1000, given(pool, 0), fixed, Some(available));
         let fits = |blocks, max_model_len| {
             Ok(PoolSize {
                 blocks,
+                host_blocks: 0,
                 max_model_len,
             })
         };
@@ -205,15 +243,37 @@ mod tests {
             bytes: 1_000_000,
             of: Of::Machine,
         };
-        let error = pool_size(&model, 1000, 16_000, fixed, Some(less)).expect_err("no room");
+        let error =
+            pool_size(&model, 1000, given(16_000, 0), fixed, Some(less)).expect_err("no room");
         assert!(error.to_string().contains("a smaller model"), "{error}");
         assert!(
-            pool_size(&model, 1000, 16_000, fixed, None).is_ok(),
+            pool_size(&model, 1000, given(16_000, 0), fixed, None).is_ok(),
             "nobody knows"
         );
         let error = size(15_999).expect_err("too small").to_string();
         for part in ["15999", "240 tokens", "16000 bytes", "128000", "2048"] {
             assert!(error.contains(part), "{part} in {error}");
         }
+    }
+
+    #[test]
+    fn a_host_tier_counts() {
+        let both = |host| {
+            pool_size(
+                &model(),
+                1000,
+                Given { pool: 16_000, host },
+                FIXED,
+                Some(AVAILABLE),
+            )
+        };
+        let host_blocks = both(944_000).map(|size| size.host_blocks);
+        assert_eq!(host_blocks, Ok(943), "one slot is spare");
+        assert_eq!(both(999).map(|size| size.host_blocks), Ok(0));
+        let error = both(944_001).expect_err("too large").to_string();
+        assert!(error.contains("944001 of host tier"), "{error}");
+        assert!(error.contains("kv-memory 15999"), "{error}");
+        let error = both(960_001).expect_err("too large").to_string();
+        assert!(error.contains("less --kv-host-memory"), "{error}");
     }
 }

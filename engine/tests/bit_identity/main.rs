@@ -11,6 +11,7 @@ mod memory;
 mod ranks;
 mod refusals;
 mod seams;
+mod tiers;
 mod tiny;
 
 use std::io::Write;

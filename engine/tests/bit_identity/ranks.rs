@@ -147,15 +147,16 @@ fn what_cannot_span_ranks_is_refused() {
 }
 
 /// Greedy answers of the whole engine (scheduler, pool, prefix reuse, sampling) over a group.
-fn answers(mut ranks: RankGroup, prompts: &[Vec<u32>]) -> Vec<String> {
+fn answers(ranks: RankGroup, prompts: &[Vec<u32>]) -> Vec<String> {
     let kv_blocks = super::BLOCKS * super::SEQUENCES;
     let parts = Parts {
         vocab: ranks.first().shape().vocab,
         layers: ranks.first().shape().layers,
-        forward: Box::new(move |pass, output| ranks.run(pass, output)),
+        device: Box::new(ranks),
         token_bytes: Box::new(|id, _| format!("{id} ").into_bytes()),
         drafter: None,
         kv_blocks: kv_blocks as u32,
+        host_blocks: 0,
         step_tokens: 24,
         queue_max: prompts.len(),
         metrics: Arc::new(Metrics::new("tiny", kv_blocks)),

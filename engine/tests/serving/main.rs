@@ -15,4 +15,5 @@ mod events;
 mod forms;
 mod other;
 mod process;
+mod tiers;
 mod tools;

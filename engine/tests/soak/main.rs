@@ -17,6 +17,7 @@ use engine::engine::{Handle, Job, Output, Parts, Pooling, TicketId, Work};
 use engine::kv::table::Scope;
 use engine::metrics::{Ending, Metrics};
 use engine::model::{GgufFile, Model, ModelOptions, OpsKind};
+use engine::parallel::RankGroup;
 use engine::sample::Sampling;
 use tiny::{Noise, Tiny, VOCAB};
 use tokio::task::JoinSet;
@@ -38,15 +39,16 @@ impl Node {
             threads: 1,
             kv_blocks: kv_blocks as usize,
         };
-        let mut model = Model::load(&file, &options, &mut |_| ()).expect("the model loads");
+        let model = Model::load(&file, &options, &mut |_| ()).expect("the model loads");
         let metrics = Arc::new(Metrics::new("tiny", kv_blocks as usize));
         let parts = Parts {
             vocab: model.shape().vocab,
             layers: model.shape().layers,
-            forward: Box::new(move |pass, output| model.run(pass, output)),
+            device: Box::new(RankGroup::alone(model)),
             token_bytes: Box::new(|id, _| format!("{id} ").into_bytes()),
             drafter: None,
             kv_blocks,
+            host_blocks: kv_blocks as usize,
             step_tokens: 64,
             queue_max: 4096,
             metrics: Arc::clone(&metrics),
@@ -62,8 +64,14 @@ impl Node {
 
     async fn end(self) {
         self.handle.idle().await;
-        // Tickets run out by themselves; their longest hold below is a few milliseconds.
-        while self.metrics.tickets.open.get() > 0 {
+        // The last to be cancelled leave in the engine's next step. Tickets run out by themselves;
+        // their longest hold below is a few milliseconds.
+        let metrics = Arc::clone(&self.metrics);
+        let at_rest = || {
+            let (running, waiting) = (metrics.running.get(), metrics.waiting.get());
+            running + waiting + metrics.tickets.open.get() == 0
+        };
+        while !at_rest() {
             tokio::task::yield_now().await;
         }
         self.handle.stop();

@@ -13,6 +13,7 @@ mod many;
 mod pinned;
 mod speculate;
 mod stepper;
+mod tiers;
 mod vectors;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,11 +22,12 @@ use std::thread::JoinHandle;
 
 use cache_index::block::{BLOCK_TOKENS, Namespace, hash_chain};
 
-use super::{Forward, Handle, Job, Output, Parts, Ticket, Usage, start};
+use super::{Device, Handle, Job, Output, Parts, Ticket, Usage, start};
 use crate::error::Kind;
+use crate::kv::store::Blocks;
 use crate::kv::table::Scope;
 use crate::metrics::{Ending, Metrics};
-use crate::model::{ForwardError, Pass, PassOutput};
+use crate::model::{BlockId, ForwardError, Pass, PassOutput, SeqInput};
 
 const VOCAB: usize = 64;
 /// Prompts with these tokens break the forward pass.
@@ -81,10 +83,49 @@ impl Gate {
     }
 }
 
-fn forward(blocks: usize, gate: Arc<Gate>) -> Forward {
-    let mut memory = vec![[None; BLOCK_TOKENS]; blocks];
-    Box::new(move |pass: &Pass<'_>, output: &mut PassOutput| {
-        gate.pass();
+/// A forward pass over blocks that remember tokens.
+struct Scripted {
+    memory: Vec<[Option<u32>; BLOCK_TOKENS]>,
+    gate: Arc<Gate>,
+}
+
+impl Scripted {
+    fn new(blocks: usize, gate: Arc<Gate>) -> Self {
+        let memory = vec![[None; BLOCK_TOKENS]; blocks];
+        Self { memory, gate }
+    }
+
+    fn compute(&mut self, sequence: &SeqInput<'_>, output: &mut PassOutput) {
+        let end = sequence.start + sequence.tokens.len();
+        assert!(
+            sequence.blocks.len() * BLOCK_TOKENS >= end,
+            "blocks cover the tokens"
+        );
+        for (position, token) in (sequence.start..).zip(sequence.tokens) {
+            let block = sequence.blocks[position / BLOCK_TOKENS].0 as usize;
+            self.memory[block][position % BLOCK_TOKENS] = Some(*token);
+            if let Some(hidden) = output.hidden.first_mut() {
+                hidden.extend(hidden_state(*token, position));
+            }
+        }
+        let read = |position: usize| {
+            let block = sequence.blocks[position / BLOCK_TOKENS].0 as usize;
+            self.memory[block][position % BLOCK_TOKENS].expect("a position that was computed")
+        };
+        for end in end - sequence.logits_last + 1..=end {
+            let mut row = [0.0; VOCAB];
+            row[next_token((0..end).map(read)) as usize] = 1.0;
+            if (0..end).any(|position| read(position) == NOT_A_NUMBER) {
+                row[5] = f32::NAN;
+            }
+            output.logits.extend(row);
+        }
+    }
+}
+
+impl Device for Scripted {
+    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError> {
+        self.gate.pass();
         output.logits.clear();
         output.hidden.clear();
         if let [layer] = pass.capture {
@@ -92,47 +133,47 @@ fn forward(blocks: usize, gate: Arc<Gate>) -> Forward {
             output.hidden.push(Vec::new());
         }
         for sequence in pass.batch {
-            let end = sequence.start + sequence.tokens.len();
-            assert!(
-                sequence.blocks.len() * BLOCK_TOKENS >= end,
-                "blocks cover the tokens"
-            );
             assert!(!sequence.tokens.contains(&PANICS), "broken on purpose");
             if sequence.tokens.contains(&REFUSED) {
                 return Err(ForwardError::Empty { sequence: 0 });
             }
-            for (position, token) in (sequence.start..).zip(sequence.tokens) {
-                let block = sequence.blocks[position / BLOCK_TOKENS].0 as usize;
-                memory[block][position % BLOCK_TOKENS] = Some(*token);
-                if let Some(hidden) = output.hidden.first_mut() {
-                    hidden.extend(hidden_state(*token, position));
-                }
-            }
-            let read = |position: usize| {
-                let block = sequence.blocks[position / BLOCK_TOKENS].0 as usize;
-                memory[block][position % BLOCK_TOKENS].expect("a position that was computed")
-            };
-            for end in end - sequence.logits_last + 1..=end {
-                let mut row = [0.0; VOCAB];
-                row[next_token((0..end).map(read)) as usize] = 1.0;
-                if (0..end).any(|position| read(position) == NOT_A_NUMBER) {
-                    row[5] = f32::NAN;
-                }
-                output.logits.extend(row);
-            }
+            self.compute(sequence, output);
         }
         Ok(())
-    })
+    }
+}
+
+/// Only full blocks are copied, so every token of them is known.
+impl Blocks for Scripted {
+    fn block_bytes(&self) -> usize {
+        4 * BLOCK_TOKENS
+    }
+
+    fn read_block(&mut self, block: BlockId, to: &mut [u8]) {
+        let tokens = self.memory[block.0 as usize];
+        for (to, token) in to.chunks_exact_mut(4).zip(tokens) {
+            let token = token.expect("a full block was computed");
+            to.copy_from_slice(&token.to_le_bytes());
+        }
+    }
+
+    fn write_block(&mut self, block: BlockId, from: &[u8]) {
+        let (from, _rest) = from.as_chunks();
+        for (token, bytes) in self.memory[block.0 as usize].iter_mut().zip(from) {
+            *token = Some(u32::from_le_bytes(*bytes));
+        }
+    }
 }
 
 fn parts(kv_blocks: u32, gate: Arc<Gate>) -> Parts {
     Parts {
-        forward: forward(kv_blocks as usize, gate),
+        device: Box::new(Scripted::new(kv_blocks as usize, gate)),
         token_bytes: Box::new(|id, _| format!("{id} ").into_bytes()),
         vocab: VOCAB,
         layers: LAYERS,
         drafter: None,
         kv_blocks,
+        host_blocks: 0,
         step_tokens: 64,
         queue_max: 4096,
         metrics: Arc::new(Metrics::new("m", kv_blocks as usize)),

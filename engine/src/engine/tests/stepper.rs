@@ -34,6 +34,14 @@ impl Stepper {
         Self::new(parts(kv_blocks, Arc::default()))
     }
 
+    /// Over a pool of `kv_blocks` and a host tier of `host_blocks`.
+    pub(super) fn with_host(kv_blocks: u32, host_blocks: usize) -> Self {
+        Self::new(Parts {
+            host_blocks,
+            ..parts(kv_blocks, Arc::default())
+        })
+    }
+
     pub(super) fn submit(&self, job: Job) -> Told {
         let ticket = self.handle.submit(job).expect("the queue has room");
         Told::new(ticket)

@@ -13,6 +13,12 @@ pub trait KvValue: Copy + Default + Send + Sync {
     /// Appends values as they travel.
     fn write(values: &[Self], out: &mut Vec<u8>);
 
+    /// Writes values as they travel over `to`, which has room for just them.
+    fn copy_out(values: &[Self], to: &mut [u8]);
+
+    /// Reads values back that [`KvValue::copy_out`] wrote.
+    fn copy_in(from: &[u8], values: &mut [Self]);
+
     /// The value at some place of a record's tile; `None` if it is not finite or does not fit.
     fn read(dtype: KvDtype, tile: &[u8], place: usize) -> Option<Self>;
 }
@@ -27,6 +33,21 @@ impl KvValue for u16 {
 
     fn write(values: &[u16], out: &mut Vec<u8>) {
         out.extend(values.iter().flat_map(|bits| bits.to_le_bytes()));
+    }
+
+    fn copy_out(values: &[u16], to: &mut [u8]) {
+        let (to, _rest) = to.as_chunks_mut();
+        to.iter_mut()
+            .zip(values)
+            .for_each(|(to, bits)| *to = bits.to_le_bytes());
+    }
+
+    fn copy_in(from: &[u8], values: &mut [u16]) {
+        let (from, _rest) = from.as_chunks();
+        values
+            .iter_mut()
+            .zip(from)
+            .for_each(|(value, bytes)| *value = u16::from_le_bytes(*bytes));
     }
 
     fn read(dtype: KvDtype, tile: &[u8], place: usize) -> Option<u16> {
@@ -45,6 +66,21 @@ impl KvValue for f32 {
 
     fn write(values: &[f32], out: &mut Vec<u8>) {
         out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    }
+
+    fn copy_out(values: &[f32], to: &mut [u8]) {
+        let (to, _rest) = to.as_chunks_mut();
+        to.iter_mut()
+            .zip(values)
+            .for_each(|(to, value)| *to = value.to_le_bytes());
+    }
+
+    fn copy_in(from: &[u8], values: &mut [f32]) {
+        let (from, _rest) = from.as_chunks();
+        values
+            .iter_mut()
+            .zip(from)
+            .for_each(|(value, bytes)| *value = f32::from_le_bytes(*bytes));
     }
 
     fn read(dtype: KvDtype, tile: &[u8], place: usize) -> Option<f32> {
@@ -121,6 +157,42 @@ pub(crate) fn import<T: KvValue>(
         }
     }
     Ok(heads)
+}
+
+/// Copies a full block's body out: the payloads of its records, layer after layer.
+pub(crate) fn read_body<T: KvValue>(
+    kv: &KvStorage<T>,
+    own: &BlockLayout,
+    block: BlockId,
+    to: &mut [u8],
+) {
+    assert_eq!(to.len(), own.body_bytes(), "bytes of a block's body");
+    for (layer, to) in to.chunks_exact_mut(own.payload_bytes()).enumerate() {
+        T::copy_out(payload(kv, block, layer), to);
+    }
+}
+
+/// Copies a body in that this node's own [`read_body`] gave.
+pub(crate) fn write_body<T: KvValue>(
+    kv: &mut KvStorage<T>,
+    own: &BlockLayout,
+    block: BlockId,
+    from: &[u8],
+) {
+    assert_eq!(from.len(), own.body_bytes(), "bytes of a block's body");
+    let shape = kv.shape();
+    let len = shape.heads * 2 * shape.half_tile();
+    for (layer, from) in from.chunks_exact(own.payload_bytes()).enumerate() {
+        let start = shape.tile_start(layer, block, 0);
+        T::copy_in(from, &mut kv.values_mut()[start..start + len]);
+    }
+}
+
+/// All tiles of one layer of a block: they lie one after the other.
+fn payload<T: KvValue>(kv: &KvStorage<T>, block: BlockId, layer: usize) -> &[T] {
+    let shape = kv.shape();
+    let start = shape.tile_start(layer, block, 0);
+    &kv.values()[start..start + shape.heads * 2 * shape.half_tile()]
 }
 
 /// Where the key dimension that lies at `dimension` here lies in the other order.

@@ -1,0 +1,67 @@
+//! What runs the passes and holds the blocks' bytes?
+//!
+//! Outside of tests the ranks of a model. A closure will do where nothing but passes is asked for:
+//! its blocks cannot be copied, so they stay in the pool.
+
+use crate::kv::store::Blocks;
+use crate::model::{BlockId, ForwardError, Pass, PassOutput};
+use crate::parallel::RankGroup;
+
+/// What a step loop computes on.
+pub trait Device: Blocks + Send {
+    /// Runs a pass.
+    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError>;
+}
+
+impl Device for RankGroup {
+    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError> {
+        Self::run(self, pass, output)
+    }
+}
+
+/// A block's bytes are those of the ranks in their order.
+impl Blocks for RankGroup {
+    fn block_bytes(&self) -> usize {
+        self.all()
+            .map(|rank| rank.block_layout().body_bytes())
+            .sum()
+    }
+
+    fn read_block(&mut self, block: BlockId, mut to: &mut [u8]) {
+        for rank in self.ranks() {
+            let (own, rest) = to.split_at_mut(rank.block_layout().body_bytes());
+            rank.read_block(block, own);
+            to = rest;
+        }
+    }
+
+    fn write_block(&mut self, block: BlockId, mut from: &[u8]) {
+        for rank in self.ranks() {
+            let (own, rest) = from.split_at(rank.block_layout().body_bytes());
+            rank.write_block(block, own);
+            from = rest;
+        }
+    }
+}
+
+impl<F> Device for F
+where
+    F: FnMut(&Pass<'_>, &mut PassOutput) -> Result<(), ForwardError> + Send,
+{
+    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError> {
+        self(pass, output)
+    }
+}
+
+impl<F> Blocks for F
+where
+    F: FnMut(&Pass<'_>, &mut PassOutput) -> Result<(), ForwardError> + Send,
+{
+    fn block_bytes(&self) -> usize {
+        0
+    }
+
+    fn read_block(&mut self, _block: BlockId, _to: &mut [u8]) {}
+
+    fn write_block(&mut self, _block: BlockId, _from: &[u8]) {}
+}

@@ -1,0 +1,141 @@
+//! How do blocks move between the pool and the tiers below it, within a step?
+//!
+//! Down: what the pool evicted while the step was planned is copied out before the pass writes over
+//! it. Up: when a sequence joins, the blocks that its chain has below the pool are copied in, one by
+//! one, and published as if they had just been computed.
+
+use std::time::Instant;
+
+use super::sequence::Sequence;
+use super::{BLOCK_TOKENS, Engine, Parts};
+use crate::kv::pool::Stored;
+use crate::kv::store::{Store, Tier, TierChange};
+use crate::kv::table::BlockTable;
+use crate::scheduler::pace::StepWork;
+
+/// Blocks copied back within a step after which nobody else joins in it: 2,048 tokens. The default
+/// model copies them in about the time of one decode.
+pub(super) const FETCHED_MAX: usize = 128;
+
+/// The tiers that these parts ask for and can have.
+pub(super) fn store(parts: &Parts) -> Option<Store> {
+    let block_bytes = parts.device.block_bytes();
+    let wanted = parts.host_blocks > 0 && block_bytes > 0;
+    wanted.then(|| Store::new(parts.host_blocks, block_bytes))
+}
+
+impl Engine {
+    /// Takes the pool's changes over, and keeps what it evicted.
+    pub(super) fn note_changes(&mut self) {
+        self.take_changes();
+        if let Some(store) = &mut self.store {
+            store.make_room();
+            self.changes.extend(store.take_changes());
+        }
+    }
+
+    fn take_changes(&mut self) {
+        let changes = self.pool.take_changes();
+        let evicted = self.pool.take_evicted();
+        match &mut self.store {
+            Some(store) => {
+                store.note(changes, evicted, &mut *self.parts.device);
+                self.changes.extend(store.take_changes());
+            }
+            None => {
+                let changes = changes.into_iter().map(TierChange::on_device);
+                self.changes.extend(changes);
+            }
+        }
+    }
+
+    /// Copies back what the tiers have of a chain after the blocks in its table.
+    pub(super) fn fetch(&mut self, sequence: &Sequence, table: &mut BlockTable) {
+        let from = table.blocks().len();
+        let Some(store) = &mut self.store else { return };
+        let most = from + store.overlap(&sequence.chain[from..]);
+        if most == from {
+            return;
+        }
+        if !store.rates.fetch_pays() {
+            store.rates.forgive();
+            return;
+        }
+        // What was evicted for others goes first, so that each block that comes back has to make
+        // room for one at most.
+        self.note_changes();
+        let started = Instant::now();
+        let mut fetched = 0;
+        while from + fetched < most && self.fetch_next(sequence, table) {
+            fetched += 1;
+        }
+        self.note_changes();
+        let Some(store) = &mut self.store else { return };
+        if fetched > 0 {
+            let ms = started.elapsed().as_secs_f64() * 1e3;
+            store.rates.fetched(fetched, ms);
+            let tokens = (fetched * BLOCK_TOKENS) as u64;
+            let tiers = &self.parts.metrics.tiers;
+            tiers.hit_tokens(Tier::Host).inc_by(tokens);
+            tiers.fetch_seconds.inc_by(ms / 1e3);
+        }
+        self.fetched += fetched;
+    }
+
+    /// Copies one block back, behind those in the table; false if that cannot be.
+    fn fetch_next(&mut self, sequence: &Sequence, table: &mut BlockTable) -> bool {
+        let index = table.blocks().len();
+        let end = (index + 1) * BLOCK_TOKENS;
+        if table.grow(&mut self.pool, end).is_err() {
+            return false;
+        }
+        // The block that it may have taken from another is copied out before it is written to.
+        self.take_changes();
+        let hash = sequence.chain[index];
+        let block = table.blocks()[index];
+        let Some(store) = &mut self.store else {
+            return false;
+        };
+        if !store.copy_back(hash, block, &mut *self.parts.device) {
+            return false;
+        }
+        table.publish(&mut self.pool, &sequence.tokens[..end]);
+        self.take_changes();
+        if let Some(store) = &mut self.store {
+            store.taken(hash);
+        }
+        true
+    }
+
+    /// Learns what computing costs, from steps that did nothing else.
+    pub(super) fn observe_tiers(&mut self, work: &StepWork, ms: f64) {
+        if let Some(store) = &mut self.store
+            && work.decode_tokens == 0
+            && work.prefill_tokens >= BLOCK_TOKENS
+            && self.fetched == 0
+        {
+            store.rates.computed(work.prefill_tokens, ms);
+        }
+    }
+
+    /// Everything that can be found, in all tiers.
+    pub(super) fn held(&self) -> Vec<(Tier, Vec<Stored>)> {
+        let device = self.pool.snapshot();
+        match &self.store {
+            Some(store) => store.snapshot(device),
+            None => device.into_iter().map(|run| (Tier::Device, run)).collect(),
+        }
+    }
+
+    /// Shows what moved.
+    pub(super) fn count_tiers(&mut self) {
+        let Some(store) = &mut self.store else { return };
+        let moved = store.take_moved();
+        let tiers = &self.parts.metrics.tiers;
+        tiers.stored(Tier::Host).inc_by(moved.stored);
+        tiers.evicted(Tier::Host).inc_by(moved.evicted);
+        tiers.refused.inc_by(moved.refused);
+        tiers.blocks(Tier::Host).set(store.host_blocks() as i64);
+        tiers.bytes(Tier::Host).set(store.host_bytes() as i64);
+    }
+}
