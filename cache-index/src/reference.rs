@@ -11,6 +11,10 @@ use crate::block::{BLOCK_TOKENS, BlockHash, Namespace, hash_chain};
 use crate::event::{EngineHash, EventBatch, ExtraKey, GroupKind, KvEvent, Medium};
 use crate::ids::NodeId;
 use crate::index::{Applied, Limits};
+use crate::tiers::Tiers;
+
+/// Media that count, the fastest first.
+const TIERS: [Medium; 4] = [Medium::Device, Medium::Host, Medium::Disk, Medium::Shared];
 
 /// Adapter and salt of a chain.
 type Space = (Option<String>, Option<String>);
@@ -32,6 +36,8 @@ struct Node {
 
 #[derive(Clone)]
 struct Block {
+    /// Its place in [`TIERS`].
+    tier: usize,
     name: EngineHash,
     parent: Option<EngineHash>,
     space: Space,
@@ -64,13 +70,22 @@ impl Block {
 }
 
 impl Node {
-    fn find(&self, name: &EngineHash) -> Option<&Block> {
-        self.blocks.iter().find(|block| block.name == *name)
+    /// The block of this name, in this tier rather than in another.
+    fn find(&self, tier: usize, name: &EngineHash) -> Option<&Block> {
+        self.find_in(tier, name)
+            .or_else(|| (0..TIERS.len()).find_map(|other| self.find_in(other, name)))
     }
 
-    fn held(&self, model: &str) -> BTreeSet<BlockHash> {
-        self.blocks
-            .iter()
+    fn find_in(&self, tier: usize, name: &EngineHash) -> Option<&Block> {
+        let found = |block: &&Block| block.tier == tier && block.name == *name;
+        self.blocks.iter().find(found)
+    }
+
+    /// The keys of a tier.
+    fn held(&self, model: &str, tier: usize) -> BTreeSet<BlockHash> {
+        let blocks = self.blocks.iter();
+        blocks
+            .filter(|block| block.tier == tier)
             .flat_map(|block| block.completes(model))
             .collect()
     }
@@ -80,14 +95,16 @@ impl Node {
     }
 
     /// Removes a block, and with it each that begins inside a block of ours where it ended.
-    fn remove(&mut self, name: &EngineHash) -> bool {
-        let Some(at) = self.blocks.iter().position(|block| block.name == *name) else {
+    fn remove(&mut self, tier: usize, name: &EngineHash) -> bool {
+        let is_it = |block: &Block| block.tier == tier && block.name == *name;
+        let Some(at) = self.blocks.iter().position(is_it) else {
             return false;
         };
         let gone = self.blocks.remove(at);
         if gone.ends_inside_ours() {
             let continues = |block: &Block| {
-                block.parent.as_ref() == Some(name)
+                block.tier == tier
+                    && block.parent.as_ref() == Some(name)
                     && block.space == gone.space
                     && block.begins() == gone.prefix.len()
                     && block.prefix.starts_with(&gone.prefix)
@@ -99,7 +116,7 @@ impl Node {
                 .cloned()
                 .collect();
             for block in after {
-                self.remove(&block.name);
+                self.remove(tier, &block.name);
             }
         }
         true
@@ -128,15 +145,39 @@ impl Reference {
 
     /// See [`crate::index::Index::overlap`]; sorted.
     pub fn overlap(&self, chain: &[BlockHash]) -> Vec<(NodeId, usize)> {
+        let tiers = self.tiers(chain).into_iter();
+        tiers
+            .filter(|(_, tiers)| tiers.device > 0)
+            .map(|(id, tiers)| (id, tiers.device))
+            .collect()
+    }
+
+    /// See [`crate::index::Index::tiers`]; sorted.
+    pub fn tiers(&self, chain: &[BlockHash]) -> Vec<(NodeId, Tiers)> {
         let mut found = Vec::new();
         for (id, node) in &self.nodes {
-            let held = node.held(&self.model);
-            let run = chain.iter().take_while(|hash| held.contains(hash)).count();
-            let own = node.block_tokens.unwrap_or(BLOCK_TOKENS);
-            let whole_node_blocks = run * BLOCK_TOKENS / own;
-            let blocks = whole_node_blocks * own / BLOCK_TOKENS;
-            if blocks > 0 {
-                found.push((id.clone(), blocks));
+            let mut fastest: BTreeMap<BlockHash, usize> = BTreeMap::new();
+            for block in &node.blocks {
+                for hash in block.completes(&self.model) {
+                    let tier = fastest.entry(hash).or_insert(block.tier);
+                    *tier = block.tier.min(*tier);
+                }
+            }
+            let leading = |slowest: usize| {
+                let is_held = |hash: &&BlockHash| fastest.get(hash).is_some_and(|t| *t <= slowest);
+                let run = chain.iter().take_while(is_held).count();
+                let own = node.block_tokens.unwrap_or(BLOCK_TOKENS);
+                let whole_node_blocks = run * BLOCK_TOKENS / own;
+                whole_node_blocks * own / BLOCK_TOKENS
+            };
+            let tiers = Tiers {
+                device: leading(0),
+                host: leading(1),
+                disk: leading(2),
+                shared: leading(3),
+            };
+            if tiers.shared > 0 {
+                found.push((id.clone(), tiers));
             }
         }
         found
@@ -144,9 +185,11 @@ impl Reference {
 
     /// See [`crate::index::Index::held`].
     pub fn held(&self, node: &NodeId) -> usize {
-        self.nodes
-            .get(node)
-            .map_or(0, |node| node.held(&self.model).len())
+        let held = |node: &Node| {
+            let tiers = 0..TIERS.len();
+            tiers.map(|tier| node.held(&self.model, tier).len()).sum()
+        };
+        self.nodes.get(node).map_or(0, held)
     }
 
     /// See [`crate::index::Index::forget`].
@@ -167,11 +210,12 @@ impl Reference {
                 } => {
                     let node = self.node(id);
                     let believed = node.group.is_none() || node.group == group_idx.or(Some(0));
-                    if !on_device(medium.as_ref()) || !believed {
+                    let Some(tier) = tier_of(medium.as_ref()).filter(|_| believed) else {
                         applied.ignored += 1;
                         continue;
-                    }
-                    let known = block_hashes.iter().filter(|name| node.remove(name)).count();
+                    };
+                    let names = block_hashes.iter();
+                    let known = names.filter(|name| node.remove(tier, name)).count();
                     applied.unknown_removals += block_hashes.len() - known;
                 }
                 KvEvent::Stored {
@@ -187,15 +231,13 @@ impl Reference {
                         GroupKind::Other => false,
                     };
                     let node = self.node(id);
-                    if !on_device(medium.as_ref())
-                        || !full
-                        || node.group.is_some_and(|g| g != group)
-                    {
+                    let fits = full && node.group.is_none_or(|known| known == group);
+                    let Some(tier) = tier_of(medium.as_ref()).filter(|_| fits) else {
                         applied.ignored += 1;
                         continue;
-                    }
+                    };
                     node.group = Some(group);
-                    self.store(id, event, &mut applied);
+                    self.store(id, tier, event, &mut applied);
                 }
             }
         }
@@ -206,7 +248,7 @@ impl Reference {
         self.nodes.entry(id.clone()).or_default()
     }
 
-    fn store(&mut self, id: &NodeId, event: &KvEvent, applied: &mut Applied) {
+    fn store(&mut self, id: &NodeId, tier: usize, event: &KvEvent, applied: &mut Applied) {
         let KvEvent::Stored {
             block_hashes,
             parent,
@@ -219,7 +261,11 @@ impl Reference {
         else {
             return;
         };
-        if block_hashes.len() * block_size != token_ids.len() {
+        if tier > 0 && token_ids.is_empty() && !block_hashes.is_empty() {
+            self.store_by_name(id, tier, block_hashes, applied);
+            return;
+        }
+        if *block_size == 0 || block_hashes.len() * block_size != token_ids.len() {
             applied.malformed += 1;
             return;
         }
@@ -229,36 +275,33 @@ impl Reference {
             let left = block_hashes.len() - at;
             let before = match &parent {
                 None => None,
-                Some(parent) => match self.node(id).find(parent) {
-                    Some(block) => Some(block.clone()),
-                    None => {
+                Some(parent) => match self.node(id).find(tier, parent) {
+                    Some(block) if block.tier == tier || !block.ends_inside_ours() => {
+                        Some(block.clone())
+                    }
+                    _ => {
                         applied.orphans += left;
                         return;
                     }
                 },
             };
             let keys = beside_adapter(extra_keys.of(at), lora_name.as_deref());
-            let space = match (&before, &keys[..]) {
-                (None, []) => (lora_name.clone(), None),
-                (None, [ExtraKey::Text(salt)]) if self.salts.contains(&**salt) => {
-                    (lora_name.clone(), Some(salt.to_string()))
-                }
-                (Some(before), []) if before.space.0 == *lora_name => before.space.clone(),
-                _ => {
-                    applied.uncreditable += left;
-                    return;
-                }
+            let Some(space) = self.space(before.as_ref(), &keys, lora_name.as_ref()) else {
+                applied.uncreditable += left;
+                return;
             };
+            let parent_tier = before.as_ref().map_or(tier, |block| block.tier);
             let mut prefix = before.map(|block| block.prefix).unwrap_or_default();
             prefix.extend(&token_ids[at * block_size..(at + 1) * block_size]);
             let block = Block {
+                tier,
                 name: name.clone(),
                 parent: parent.clone(),
                 space,
                 prefix,
                 own: *block_size,
             };
-            match self.store_one(id, block) {
+            match self.store_one(id, parent_tier, block) {
                 One::Stored => {}
                 One::Repeated => applied.repeated += 1,
                 One::Orphan => {
@@ -274,8 +317,52 @@ impl Reference {
         }
     }
 
-    fn store_one(&mut self, id: &NodeId, block: Block) -> One {
-        let limits = self.limits;
+    /// The chain's after a block, or a new one's; none where it cannot be named.
+    fn space(
+        &self,
+        before: Option<&Block>,
+        keys: &[ExtraKey],
+        adapter: Option<&String>,
+    ) -> Option<Space> {
+        match (before, keys) {
+            (None, []) => Some((adapter.cloned(), None)),
+            (None, [ExtraKey::Text(salt)]) if self.salts.contains(&**salt) => {
+                Some((adapter.cloned(), Some(salt.to_string())))
+            }
+            (Some(before), []) if before.space.0.as_ref() == adapter => Some(before.space.clone()),
+            _ => None,
+        }
+    }
+
+    /// Blocks without tokens are those that the node holds under these names elsewhere.
+    fn store_by_name(
+        &mut self,
+        id: &NodeId,
+        tier: usize,
+        names: &[EngineHash],
+        applied: &mut Applied,
+    ) {
+        for (at, name) in names.iter().enumerate() {
+            let found = self.node(id).find(tier, name).cloned();
+            let is_whole = |block: &Block| {
+                !block.ends_inside_ours() && block.begins().is_multiple_of(BLOCK_TOKENS)
+            };
+            let Some(block) = found.filter(|block| block.tier == tier || is_whole(block)) else {
+                applied.orphans += 1;
+                continue;
+            };
+            if block.tier == tier {
+                applied.repeated += 1;
+            } else if self.has_room(id, &block) {
+                self.node(id).blocks.push(Block { tier, ..block });
+            } else {
+                applied.over_limit += names.len() - at;
+                return;
+            }
+        }
+    }
+
+    fn store_one(&mut self, id: &NodeId, parent_tier: usize, block: Block) -> One {
         let model = self.model.clone();
         let node = self.node(id);
         let same = |old: &Block| {
@@ -283,24 +370,28 @@ impl Reference {
                 && old.prefix == block.prefix
                 && old.completes(&model) == block.completes(&model)
         };
-        if node.find(&block.name).is_some_and(same) {
+        if node.find_in(block.tier, &block.name).is_some_and(same) {
             return One::Repeated;
         }
-        node.remove(&block.name);
+        node.remove(block.tier, &block.name);
         if block
             .parent
             .as_ref()
-            .is_some_and(|parent| node.find(parent).is_none())
+            .is_some_and(|parent| node.find_in(parent_tier, parent).is_none())
         {
             return One::Orphan;
         }
-        let own_weight = node.weight() + block.weight();
-        let total: usize = self.nodes.values().map(Node::weight).sum();
-        if own_weight > limits.node_blocks_max || total + block.weight() > limits.total_blocks_max {
+        if !self.has_room(id, &block) {
             return One::OverLimit;
         }
         self.node(id).blocks.push(block);
         One::Stored
+    }
+
+    fn has_room(&self, id: &NodeId, block: &Block) -> bool {
+        let own = self.nodes.get(id).map_or(0, Node::weight) + block.weight();
+        let total: usize = self.nodes.values().map(Node::weight).sum();
+        own <= self.limits.node_blocks_max && total + block.weight() <= self.limits.total_blocks_max
     }
 }
 
@@ -312,8 +403,9 @@ enum One {
     OverLimit,
 }
 
-fn on_device(medium: Option<&Medium>) -> bool {
-    medium.is_none_or(|medium| *medium == Medium::Device)
+fn tier_of(medium: Option<&Medium>) -> Option<usize> {
+    let medium = medium.unwrap_or(&Medium::Device);
+    TIERS.iter().position(|tier| tier == medium)
 }
 
 /// The keys without the adapter's name, once.

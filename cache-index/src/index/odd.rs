@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::records::Record;
+use super::runs::Loc;
 use super::spaces::SpaceId;
 use crate::block::{BLOCK_TOKENS, BlockHash, Namespace, extend_chain};
 use crate::event::EngineHash;
@@ -34,11 +34,11 @@ pub(super) fn name_of(hash: &EngineHash) -> u64 {
 /// A place in a chain, where the next node block goes.
 pub(super) struct Place {
     pub(super) space: SpaceId,
-    /// The name of the node block before it.
-    pub(super) parent: Option<u64>,
-    /// The last of our keys that ends before it, and its record where that is at hand.
+    /// The name of the node block before it, and its tier.
+    pub(super) parent: Option<(usize, u64)>,
+    /// The last of our keys that ends before it, and where that lies.
     pub(super) last: BlockHash,
-    pub(super) record: Option<Record>,
+    pub(super) at: Option<Loc>,
     /// Tokens after `last`: fewer than a block of ours.
     pub(super) tail: Vec<u32>,
 }
@@ -63,7 +63,10 @@ impl Arrival {
         Self {
             last: hashes.last().copied().unwrap_or(place.last),
             tail,
-            before: place.parent.filter(|_| !place.tail.is_empty()),
+            before: place
+                .parent
+                .filter(|_| !place.tail.is_empty())
+                .map(|(_, name)| name),
             hashes,
         }
     }
@@ -78,8 +81,10 @@ impl Arrival {
 pub(super) struct Odd {
     pub(super) space: SpaceId,
     pub(super) last: BlockHash,
-    /// Records of its keys.
-    pub(super) keys: Vec<Record>,
+    /// Where `last` lies; pinned.
+    pub(super) at: Option<Loc>,
+    /// Where its own keys lie.
+    pub(super) keys: Vec<Loc>,
     pub(super) tail: Vec<u32>,
     pub(super) before: Option<u64>,
     /// Node blocks after it that continue its tail.

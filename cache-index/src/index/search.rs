@@ -1,133 +1,225 @@
-//! How many leading keys of a chain does each node hold, with as few looks as can be?
+//! How many leading keys of a chain does each node hold, tier by tier?
 //!
-//! A node is a holder of a key only while it holds all keys before it (see [`super::chains`]), so
-//! the nodes along a chain only get fewer. Where the first and the last key of a stretch have the
-//! same holders, nothing happens between them, and no look is needed there; elsewhere the stretch
-//! is cut in parts. The looks of one cut do not depend on each other, so the machine waits for
-//! them at the same time, and what counts is how often it has to wait: two cuts find a place among
-//! 128 keys.
-//! Chains that begin with the same key tend to lose their nodes at the same place, where the
-//! prompt stops being the one that all share. That place is remembered, and looked at first: a
-//! chain of 128 keys that one node holds, behind a prefix that many hold, then takes four looks.
-//! A wrong hint costs two looks, and the answer does not depend on it.
-//! No key is looked at twice but those at a hint: at worst it is one look a key.
+//! A chain lies in a few runs (see [`super::runs`]). In each of them one comparison of last keys
+//! mostly tells how far it goes; else the place where they part is searched for. A node goes on to
+//! the next run with what it holds without a gap up to there.
+//!
+//! Runs are loaded one after another while they may change. What has been read is taken if no run
+//! but the last has changed by then: all of it was true at the moment when the last one was read.
+//! Else it is read again, some times at most, since a lookup waits for nobody; after that its answer
+//! may join what was true at different moments.
 
-use super::shard::{Begun, Nodes, each_bit};
-use super::table::Snapshot;
+use super::heads::matches;
+use super::spans::{Span, TIERS};
+use super::view::{Published, Snapshot};
 use crate::block::BlockHash;
 
-/// Parts that a stretch is cut in at most.
-const PARTS_MAX: usize = 16;
+/// Times that runs are read again. Each takes a change of one of these runs within a microsecond.
+const AGAIN_MAX: usize = 16;
+/// Runs that are remembered without an allocation: a chain has two or three.
+const RUNS_INLINE: usize = 6;
 
-/// Calls `visit(node, run)` once for each node that holds leading keys, with their number.
-pub(super) fn leading_runs(
+/// What a node holds of a chain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Found {
+    node: u16,
+    /// Leading keys, by the slowest tier that is read.
+    leading: [u32; TIERS],
+    /// The tiers for which it holds all keys so far, as bits; 0 once it is out.
+    whole: u8,
+    /// The run that it was last found in, by its place on the way.
+    step: u32,
+}
+
+impl Found {
+    pub(super) fn node(&self) -> usize {
+        usize::from(self.node)
+    }
+
+    pub(super) fn leading(&self, tier: usize) -> usize {
+        self.leading[tier] as usize
+    }
+}
+
+/// Nodes that hold leading keys of a chain, in the order of their numbers.
+pub(super) fn leading(
+    published: &Published,
     snapshot: &Snapshot,
     chain: &[BlockHash],
-    visit: impl FnMut(usize, usize),
+    found: &mut Vec<Found>,
 ) {
-    match snapshot.set_words() {
-        1 => search::<1>(snapshot, chain, visit),
-        2 => search::<2>(snapshot, chain, visit),
-        4 => search::<4>(snapshot, chain, visit),
-        8 => search::<8>(snapshot, chain, visit),
-        _ => search::<16>(snapshot, chain, visit),
+    for _ in 0..AGAIN_MAX {
+        let mut way = Way::default();
+        found.clear();
+        walk(published, snapshot, chain, found, &mut way);
+        if way.is_unchanged(published) {
+            break;
+        }
     }
 }
 
-fn search<const W: usize>(
+fn walk(
+    published: &Published,
     snapshot: &Snapshot,
     chain: &[BlockHash],
-    visit: impl FnMut(usize, usize),
+    found: &mut Vec<Found>,
+    way: &mut Way,
 ) {
-    let (Some(root), Some(last)) = (chain.first(), chain.len().checked_sub(1)) else {
-        return;
-    };
-    let mut search = Search {
-        snapshot,
-        chain,
-        alive: [0; W],
-        first_loss: None,
-        visit,
-    };
-    let hint = snapshot.hint(root.short());
-    let (first, end) = (search.begin(0), search.begin(last));
-    let at_hint =
-        (1 < hint && hint < last).then(|| [hint - 1, hint].map(|at| (at, search.begin(at))));
-    search.alive = first.holders();
-    if search.alive == [0; W] {
-        return;
+    let mut rest = chain;
+    for step in 0.. {
+        let Some(first) = rest.first() else { return };
+        let runs = matches(&snapshot.tables, first.short());
+        let slots = runs.filter_map(|run| Some((run, published.slot(run)?)));
+        let read = slots.into_iter().find_map(|(run, slot)| {
+            if let Some(brief) = slot.brief(rest) {
+                way.note(run, brief.version);
+                return Some((brief.length, take(brief.spans(), brief.length, step, found)));
+            }
+            let view = slot.view();
+            let view = view.as_ref()?;
+            let common = view.common(rest);
+            (common > 0).then(|| {
+                way.note(run, view.version);
+                (common, take(view.spans(), common, step, found))
+            })
+        });
+        match read {
+            Some((common, true)) => rest = &rest[common..],
+            _ => return,
+        }
     }
-    let mut from = (0, search.alive);
-    for (at, begun) in at_hint.into_iter().flatten().chain([(last, end)]) {
-        let to = (at, begun.holders());
-        search.between(from, to);
-        from = to;
-    }
-    if let Some(loss) = search.first_loss.filter(|loss| *loss != hint) {
-        snapshot.set_hint(root.short(), loss);
-    }
-    search.lose(&[0; W], chain.len());
 }
 
-struct Search<'a, const W: usize, V> {
-    snapshot: &'a Snapshot,
-    chain: &'a [BlockHash],
-    /// Nodes that have not been told of yet.
-    alive: Nodes<W>,
-    /// The first place where there are fewer of them.
-    first_loss: Option<usize>,
-    visit: V,
+/// Takes in what nodes hold of the next run; true where one holds all that the chain has of it.
+fn take(spans: &[Span], common: usize, step: u32, found: &mut Vec<Found>) -> bool {
+    // A run's places have 32 bits.
+    let common = u32::try_from(common).unwrap_or(u32::MAX);
+    match step {
+        0 => enter(spans, common, found),
+        _ => go_on(spans, common, step, found),
+    }
 }
 
-impl<'a, const W: usize, V: FnMut(usize, usize)> Search<'a, W, V> {
-    fn begin(&self, at: usize) -> Begun<'a> {
-        let key = self.chain[at].short();
-        self.snapshot.shard(key).begin(key)
+/// Nodes that hold some of the first run; true where one holds all that the chain has of it.
+fn enter(spans: &[Span], common: u32, found: &mut Vec<Found>) -> bool {
+    let mut is_any_whole = false;
+    for (node, spans) in by_node(spans) {
+        let leading = reach(spans, common);
+        let whole = whole(leading, common);
+        if leading[TIERS - 1] > 0 {
+            is_any_whole |= whole != 0;
+            found.push(Found {
+                node,
+                leading,
+                whole,
+                step: 0,
+            });
+        }
     }
+    is_any_whole
+}
 
-    /// Finds where between two places of the chain nodes are lost.
-    fn between(&mut self, low: (usize, Nodes<W>), high: (usize, Nodes<W>)) {
-        let mut lost = self
-            .alive
-            .iter()
-            .zip(&high.1)
-            .map(|(alive, high)| alive & !high);
-        if lost.all(|lost| lost == 0) {
-            return;
-        }
-        let width = high.0 - low.0;
-        if width <= 1 {
-            self.lose(&high.1, high.0);
-            return;
-        }
-        // Two cuts for up to 256 keys, and one for up to 16.
-        let step = if width <= PARTS_MAX {
-            1
-        } else {
-            width.isqrt().max(width.div_ceil(PARTS_MAX))
+/// The same for a further run: only nodes that have held everything so far.
+fn go_on(spans: &[Span], common: u32, step: u32, found: &mut [Found]) -> bool {
+    let mut is_any_whole = false;
+    for (node, spans) in by_node(spans) {
+        let Ok(at) = found.binary_search_by_key(&node, |found| found.node) else {
+            continue;
         };
-        let mut begun = [None; PARTS_MAX];
-        let inner = (low.0 + step..high.0).step_by(step);
-        for (slot, at) in begun.iter_mut().zip(inner) {
-            *slot = Some((at, self.begin(at)));
+        let known = &mut found[at];
+        if known.whole == 0 || known.step + 1 != step {
+            continue;
         }
-        let mut from = low;
-        for (at, begun) in begun.iter().flatten() {
-            let to = (*at, begun.holders());
-            self.between(from, to);
-            from = to;
+        let reach = reach(spans, common);
+        for (tier, leading) in known.leading.iter_mut().enumerate() {
+            if known.whole >> tier & 1 == 1 {
+                *leading += reach[tier];
+            }
         }
-        self.between(from, high);
+        known.whole &= whole(reach, common);
+        known.step = step;
+        is_any_whole |= known.whole != 0;
+    }
+    is_any_whole
+}
+
+fn whole(reach: [u32; TIERS], common: u32) -> u8 {
+    let bit = |tier: usize| u8::from(reach[tier] == common) << tier;
+    (0..TIERS).map(bit).sum()
+}
+
+/// Leading places of `common` that one node's spans cover, by the slowest tier that is read.
+fn reach(spans: &[Span], common: u32) -> [u32; TIERS] {
+    let [first, ..] = spans else {
+        return [0; TIERS];
+    };
+    let is_on_device_alone = spans.last().is_none_or(|last| last.holder.tier() == 0);
+    if is_on_device_alone {
+        let to = if first.from == 0 { first.to } else { 0 };
+        return [to.min(common); TIERS];
+    }
+    std::array::from_fn(|tier| reach_of(spans, tier).min(common))
+}
+
+/// Places that are covered from the first on by tiers up to this one.
+fn reach_of(spans: &[Span], slowest: usize) -> u32 {
+    // Where each tier's spans go on; none of them is looked at twice.
+    let mut rest: [&[Span]; TIERS] = std::array::from_fn(|tier| {
+        let from = spans.partition_point(|span| span.holder.tier() < tier);
+        let to = spans.partition_point(|span| span.holder.tier() <= tier);
+        &spans[from..to]
+    });
+    let mut covered = 0;
+    loop {
+        let mut further = covered;
+        for tier in &mut rest[..=slowest] {
+            while let [first, more @ ..] = *tier
+                && first.from <= further
+            {
+                further = further.max(first.to);
+                *tier = more;
+            }
+        }
+        if further == covered {
+            return covered;
+        }
+        covered = further;
+    }
+}
+
+/// Spans of each node.
+fn by_node(spans: &[Span]) -> impl Iterator<Item = (u16, &[Span])> {
+    let node = |span: &Span| span.holder.node();
+    spans
+        .chunk_by(move |a, b| node(a) == node(b))
+        .map(move |own| (node(&own[0]), own))
+}
+
+/// The runs that were read, in this order.
+#[derive(Default)]
+struct Way {
+    first: [(u32, u64); RUNS_INLINE],
+    more: Vec<(u32, u64)>,
+    count: usize,
+}
+
+impl Way {
+    fn note(&mut self, run: u32, version: u64) {
+        match self.first.get_mut(self.count) {
+            Some(slot) => *slot = (run, version),
+            None => self.more.push((run, version)),
+        }
+        self.count += 1;
     }
 
-    /// Tells of the nodes that are no holders at this place, which is their run. While events are
-    /// applied a node may come back further on; it has been told of, and that is that.
-    fn lose(&mut self, holders: &Nodes<W>, run: usize) {
-        self.first_loss.get_or_insert(run);
-        for (word, (alive, held)) in self.alive.iter_mut().zip(holders).enumerate() {
-            let gone = *alive & !held;
-            *alive &= held;
-            each_bit(gone, |bit| (self.visit)(word * 64 + bit, run));
-        }
+    /// Whether all but the last are as they were read.
+    fn is_unchanged(&self, published: &Published) -> bool {
+        let runs = self.first.iter().chain(&self.more);
+        let mut earlier = runs.take(self.count.saturating_sub(1));
+        earlier.all(|(run, version)| {
+            published
+                .slot(*run)
+                .is_some_and(|slot| slot.version() == *version)
+        })
     }
 }

@@ -8,6 +8,7 @@ use super::{Applied, Index, Limits, NODES_MAX};
 use crate::block::{Namespace, hash_chain};
 use crate::event::{EngineHash, EventBatch, ExtraKey, ExtraKeys, GroupKind, KvEvent, Medium};
 use crate::ids::NodeId;
+use crate::tiers::Tiers;
 
 const MODEL: &str = "model";
 
@@ -151,6 +152,116 @@ fn a_block_held_under_two_names_stays_until_both_are_gone() {
         index.check_integrity();
         assert_eq!(index.held(&id), left, "after {gone:?}");
     }
+}
+
+/// Would catch a tier that is not counted, counts for a faster one, or stays when it is dropped.
+#[test]
+fn tiers_extend_what_the_device_holds() {
+    let index = Index::new(MODEL, Limits::default());
+    let id = node("a");
+    let chain = hash_chain(&Namespace::new(MODEL, None, None), &prompt(0, 160));
+    let tiers = |index: &Index| index.tiers(&chain).first().map(|(_, tiers)| *tiers);
+    let counts = |device, host, disk, shared| {
+        Some(Tiers {
+            device,
+            host,
+            disk,
+            shared,
+        })
+    };
+    index.apply(&id, &batch(stored(0, 16, 6, ExtraKeys::none())));
+    assert_eq!(tiers(&index), counts(6, 6, 6, 6));
+    // Written through by name alone, as engines tell of their host tier, then evicted.
+    let by_name = |places: std::ops::Range<usize>, tier: Medium| KvEvent::Stored {
+        block_hashes: places.map(|at| name(0, at)).collect(),
+        parent: None,
+        token_ids: vec![],
+        block_size: 16,
+        medium: Some(tier),
+        lora_name: None,
+        extra_keys: ExtraKeys::none(),
+        group_idx: None,
+        group_kind: GroupKind::Unsaid,
+    };
+    let gone = |at, tier: Medium| KvEvent::Removed {
+        block_hashes: vec![name(0, at)],
+        medium: Some(tier),
+        group_idx: None,
+    };
+    index.apply(&id, &batch(by_name(2..5, Medium::Host)));
+    index.apply(&id, &batch(by_name(5..6, Medium::Shared)));
+    assert_eq!(
+        index
+            .apply(&id, &batch(by_name(8..9, Medium::Disk)))
+            .orphans,
+        1
+    );
+    for at in (3..6).rev() {
+        index.apply(&id, &batch(gone(at, Medium::Device)));
+        index.check_integrity();
+    }
+    assert_eq!(tiers(&index), counts(3, 5, 5, 6));
+    assert_eq!(index.overlap(&chain), vec![(id.clone(), 3)]);
+    // What the host holds can be a parent; what it drops is gone there alone.
+    let mut more = stored(0, 16, 7, ExtraKeys::none());
+    if let KvEvent::Stored {
+        block_hashes,
+        parent,
+        token_ids,
+        ..
+    } = &mut more
+    {
+        *block_hashes = vec![name(0, 5)];
+        *parent = Some(name(0, 4));
+        *token_ids = prompt(80, 16);
+    }
+    assert_eq!(index.apply(&id, &batch(more)).stored, 1);
+    assert_eq!(tiers(&index), counts(3, 6, 6, 6));
+    index.apply(&id, &batch(gone(4, Medium::Host)));
+    assert_eq!(tiers(&index), counts(3, 4, 4, 4));
+    let held = index.held_by_tier(&id);
+    assert_eq!(
+        (held.device, held.host, held.disk, held.shared),
+        (4, 2, 0, 1)
+    );
+    index.apply(&id, &batch(KvEvent::Cleared));
+    assert_eq!((tiers(&index), index.keys()), (None, 0));
+    index.check_integrity();
+}
+
+/// Would catch memory that grows with what a node builds on and no longer holds: a node that keeps
+/// the last block of each long chain, and evicts all before it.
+#[test]
+fn keys_that_nobody_holds_are_bounded() {
+    let limits = Limits {
+        node_blocks_max: 1000,
+        total_blocks_max: 1000,
+        salts_max: 1,
+    };
+    let index = Index::new(MODEL, limits);
+    let id = node("a");
+    let mut over_limit = 0;
+    for first in 1..200 {
+        let applied = index.apply(
+            &id,
+            &batch(stored(first * 100_000, 16, 900, ExtraKeys::none())),
+        );
+        over_limit += applied.over_limit;
+        let gone = (0..899).map(|at| name(first * 100_000, at)).collect();
+        index.apply(
+            &id,
+            &batch(KvEvent::Removed {
+                block_hashes: gone,
+                medium: None,
+                group_idx: None,
+            }),
+        );
+        assert!(index.keys() <= 2 * 1000 + super::KEYS_SPARE);
+    }
+    assert!(over_limit > 0 && index.held(&id) < 200);
+    index.check_integrity();
+    index.forget(&id);
+    assert_eq!(index.keys(), 0);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! and limits, compared after every step.
 
 use cache_index::block::{BlockHash, Namespace, hash_chain};
-use cache_index::event::{EngineHash, EventBatch, ExtraKey, GroupKind, KvEvent, Medium};
+use cache_index::event::{EngineHash, EventBatch, ExtraKey, ExtraKeys, GroupKind, KvEvent, Medium};
 use cache_index::ids::NodeId;
 use cache_index::index::{Applied, Index, Limits};
 use cache_index::reference::Reference;
@@ -81,8 +81,61 @@ fn spoil(event: &mut KvEvent, engines: &[Engine], random: &mut Random) {
     }
 }
 
+/// Blocks that an engine has written to slower tiers.
+type Offloaded = Vec<(EngineHash, Medium)>;
+
+/// What an engine with slower tiers tells beside an event: that it writes blocks through, with their
+/// tokens or by name alone; that it moves a block before it evicts it; that a tier drops some.
+fn beside(event: &KvEvent, offloaded: &mut Offloaded, random: &mut Random) -> Option<KvEvent> {
+    let tier = random
+        .pick(&[Medium::Host, Medium::Disk, Medium::Shared])
+        .clone();
+    let mut told = match event {
+        KvEvent::Removed { .. } if random.one_in(3) && !offloaded.is_empty() => {
+            let (name, medium) = offloaded.swap_remove(random.below(offloaded.len()));
+            let mut gone = removed(vec![name]);
+            if let KvEvent::Removed { medium: from, .. } = &mut gone {
+                *from = Some(medium);
+            }
+            return Some(gone);
+        }
+        KvEvent::Removed { block_hashes, .. } if random.one_in(2) => KvEvent::Stored {
+            block_hashes: block_hashes.clone(),
+            parent: None,
+            token_ids: Vec::new(),
+            block_size: 16,
+            medium: None,
+            lora_name: None,
+            extra_keys: ExtraKeys::none(),
+            group_idx: None,
+            group_kind: GroupKind::Unsaid,
+        },
+        KvEvent::Stored { .. } if random.one_in(2) => event.clone(),
+        _ => return None,
+    };
+    if let KvEvent::Stored {
+        medium,
+        token_ids,
+        block_hashes,
+        ..
+    } = &mut told
+    {
+        *medium = Some(tier.clone());
+        if random.one_in(3) {
+            token_ids.clear();
+        }
+        offloaded.extend(block_hashes.iter().map(|name| (name.clone(), tier.clone())));
+    }
+    Some(told)
+}
+
 /// The events of one step of an engine.
-fn step(engines: &mut [Engine], at: usize, random: &mut Random) -> EventBatch {
+fn step(
+    engines: &mut [Engine],
+    at: usize,
+    offloaded: &mut Option<Offloaded>,
+    random: &mut Random,
+) -> EventBatch {
     let mut events = Vec::new();
     for _ in 0..=random.below(3) {
         let engine = &mut engines[at];
@@ -98,10 +151,18 @@ fn step(engines: &mut [Engine], at: usize, random: &mut Random) -> EventBatch {
         if random.one_in(60) {
             event = engine.clear();
         }
+        let beside = offloaded
+            .as_mut()
+            .and_then(|offloaded| beside(&event, offloaded, random));
         if random.one_in(10) {
             spoil(&mut event, engines, random);
         }
-        events.push(event);
+        // A block must lie somewhere to be told of by name: before it goes, and after it has come.
+        let is_removal = matches!(event, KvEvent::Removed { .. });
+        match is_removal {
+            true => events.extend(beside.into_iter().chain([event])),
+            false => events.extend([event].into_iter().chain(beside)),
+        }
     }
     EventBatch {
         events,
@@ -110,7 +171,7 @@ fn step(engines: &mut [Engine], at: usize, random: &mut Random) -> EventBatch {
 }
 
 /// Adds up what a run met, so that no case can fall out of the test unnoticed.
-fn run(seed: u64, steps: usize, limits: Limits, met: &mut Applied) {
+fn run(seed: u64, steps: usize, limits: Limits, met: &mut Applied, offloaded_met: &mut usize) {
     let random = &mut Random(seed);
     let index = Index::new(MODEL, limits);
     let mut twin = Reference::new(MODEL, limits);
@@ -128,10 +189,12 @@ fn run(seed: u64, steps: usize, limits: Limits, met: &mut Applied) {
         .iter()
         .map(|size| Engine::new(*size, random))
         .collect();
+    // The last one has slower tiers, and the second, whose blocks are small.
+    let mut offloaded = [None, Some(Vec::new()), None, Some(Vec::new())];
     let mut last: Vec<EventBatch> = vec![EventBatch::default(); ids.len()];
     for at in 0..steps {
         let node = random.below(ids.len());
-        let batch = step(&mut engines, node, random);
+        let batch = step(&mut engines, node, &mut offloaded[node], random);
         match random.below(40) {
             // Lost on the way.
             0 => continue,
@@ -153,9 +216,15 @@ fn run(seed: u64, steps: usize, limits: Limits, met: &mut Applied) {
         last[node] = batch;
         for _ in 0..3 {
             let chain = chain(&engines, random);
-            let mut fast = index.overlap(&chain);
-            fast.sort();
-            assert_eq!(fast, twin.overlap(&chain), "seed {seed} step {at}");
+            let mut tiers = index.tiers(&chain);
+            tiers.sort();
+            assert_eq!(tiers, twin.tiers(&chain), "seed {seed} step {at}");
+            let mut device = index.overlap(&chain);
+            device.sort();
+            let expected = tiers.iter().map(|(id, tiers)| (id.clone(), tiers.device));
+            let expected: Vec<_> = expected.filter(|(_, blocks)| *blocks > 0).collect();
+            assert_eq!(device, expected, "seed {seed} step {at}");
+            *offloaded_met += tiers.iter().filter(|(_, t)| t.device < t.shared).count();
         }
     }
 }
@@ -244,10 +313,12 @@ fn apply_both(
 #[test]
 fn the_index_answers_like_its_slow_twin() {
     let met = &mut Applied::default();
+    let mut tiers = 0;
     for seed in 0..24 {
-        run(seed, 500, Limits::default(), met);
+        run(seed, 500, Limits::default(), met, &mut tiers);
     }
     assert_met(met, false);
+    assert!(tiers > 1000, "slower tiers met too rarely: {tiers}");
 }
 
 #[test]
@@ -259,7 +330,7 @@ fn the_index_answers_like_its_slow_twin_at_its_limits() {
             total_blocks_max: 30,
             salts_max: 2,
         };
-        run(seed, 400, limits, met);
+        run(seed, 400, limits, met, &mut 0);
     }
     assert_met(met, true);
 }

@@ -118,8 +118,12 @@ impl Peer for Ours {
     }
 
     fn lookup(&self, query: &[Self::Block]) -> (usize, usize) {
-        let found = self.index.overlap(query);
-        (found.len(), found.iter().map(|(_, blocks)| blocks).sum())
+        let mut found = (0, 0);
+        self.index.visit(query, |_, tiers| {
+            found.0 += 1;
+            found.1 += tiers.device;
+        });
+        found
     }
 }
 
