@@ -15,6 +15,8 @@
 mod look;
 mod node;
 pub(crate) mod pool;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 

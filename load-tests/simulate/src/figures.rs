@@ -1,5 +1,8 @@
 //! How good was a run? A few figures, the same for every policy.
 
+#[cfg(test)]
+mod tests;
+
 use serde::Serialize;
 
 use crate::engine::Params;

@@ -6,6 +6,9 @@
 //! tokens and ends half a round trip after they left the node, and so do the client. The router
 //! sees all nodes as they are at that moment.
 
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashSet};
 use std::sync::Arc;

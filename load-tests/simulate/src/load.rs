@@ -6,6 +6,9 @@
 //! times, a little later by session. Each copy and each user's session has private prefixes of its
 //! own; system prompts are common to all.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -2,6 +2,9 @@
 //!
 //! A policy is named `name` or `name:key=value:key=value`.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 
 use crate::baselines::cache_aware::{CacheAware, Knowledge as CacheKnowledge, Thresholds};
@@ -155,7 +158,7 @@ fn build(
     values: &mut Values<'_>,
 ) -> Result<Box<dyn Router>, PolicyError> {
     Ok(match name {
-        "homing" => Box::new(homing(fleet)),
+        "homing" => Box::new(homing(fleet, values)),
         "round-robin" => Box::new(RoundRobin::new()),
         "least-outstanding" => Box::new(LeastOutstanding::new(fleet)),
         "session" => Box::new(Sticky::new(fleet, Key::Session, values.bound()?)),
@@ -270,12 +273,12 @@ fn sweep(name: &'static str) -> Vec<Spec> {
 /// Reads parameters and remembers which there are.
 struct Values<'a> {
     spec: &'a Spec,
-    known: Vec<&'static str>,
+    known: Vec<String>,
 }
 
 impl Values<'_> {
     fn given(&mut self, key: &'static str) -> Option<f64> {
-        self.known.push(key);
+        self.known.push(key.to_owned());
         let values = &self.spec.values;
         values
             .iter()
@@ -285,6 +288,15 @@ impl Values<'_> {
 
     fn get(&mut self, key: &'static str, default: f64) -> f64 {
         self.given(key).unwrap_or(default)
+    }
+
+    /// Offers all parameters to what knows which it has.
+    fn take(&mut self, mut set: impl FnMut(&str, f64) -> bool) {
+        for (key, value) in &self.spec.values {
+            if set(key, *value) {
+                self.known.push(key.clone());
+            }
+        }
     }
 
     /// A load bound: below 1, no node could ever take a request.
@@ -301,7 +313,7 @@ impl Values<'_> {
     }
 
     fn check(&self) -> Result<(), PolicyError> {
-        let unknown = |(key, _): &&(String, f64)| !self.known.contains(&key.as_str());
+        let unknown = |(key, _): &&(String, f64)| !self.known.contains(key);
         match self.spec.values.iter().find(unknown) {
             None => Ok(()),
             Some((key, _)) => Err(PolicyError::Key {
@@ -312,7 +324,8 @@ impl Values<'_> {
     }
 }
 
-fn homing(fleet: &Fleet) -> Homing {
+/// Its keys are the settings' own ([`Settings::set`]).
+fn homing(fleet: &Fleet, values: &mut Values<'_>) -> Homing {
     let place = |node: usize| Place {
         region: fleet.region_of(node),
         capacity_blocks: fleet.capacity as u64,
@@ -322,9 +335,10 @@ fn homing(fleet: &Fleet) -> Homing {
         block_tokens: u64::from(fleet.params.block_tokens),
         round_trip_ms: fleet.round_trips_ms.clone(),
     };
-    let settings = Settings {
+    let mut settings = Settings {
         knowledge: Knowledge::Events,
         ..Settings::default()
     };
+    values.take(|key, value| settings.set(key, value));
     Homing::new(nodes, settings)
 }

@@ -6,6 +6,8 @@
 
 mod page;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use serde::Serialize;
 
@@ -65,7 +67,7 @@ pub struct Peer {
     pub label: String,
     /// Its figure.
     pub value: f64,
-    /// The product's figure over it.
+    /// The product's figure over it; none where both are 0.
     pub ratio: f64,
 }
 

@@ -101,11 +101,13 @@ fn distance_line(text: &mut String, distance: &Distance) {
     let mut peer = |what: &str, peer: &Option<Peer>| {
         if let Some(peer) = peer {
             let value = number(peer.value);
-            let _ = write!(
-                text,
-                " = {:.3} x {what} {value} ({})",
-                peer.ratio, peer.label
-            );
+            // Nothing over nothing, in a run too short for the figure.
+            let ratio = if peer.ratio.is_finite() {
+                format!("{:.3}", peer.ratio)
+            } else {
+                "–".to_owned()
+            };
+            let _ = write!(text, " = {ratio} x {what} {value} ({})", peer.label);
         }
     };
     peer("reference", &distance.reference);
