@@ -44,8 +44,8 @@ pub struct Params {
     pub pool_wait_ms: f64,
     /// Weight of computing again what is pushed out of live sessions' prefixes.
     pub live: f64,
-    /// Share of a pool that these may fill before anything of them is pushed out.
-    pub live_share: f64,
+    /// What was last used so long ago counts a third of what was used just now.
+    pub live_fade_ms: f64,
     /// Prefill tokens that one token of decode in flight counts as.
     pub decode_interference: f64,
     /// A session without binding is cold where no node holds more than this share of its prompt.
@@ -67,16 +67,16 @@ impl Default for Params {
     /// much with one sequence more.
     fn default() -> Self {
         Self {
-            b: 1.0,
+            b: 3.0,
             prefill_tokens_per_s_default: 1000.0,
             behind: 0.7,
             behind_per_s_max: 8.0,
             pool_share: 0.7,
             pool_wait_ms: 20_000.0,
-            live: 2.0,
-            live_share: 0.9,
+            live: 3.0,
+            live_fade_ms: 180_000.0,
             decode_interference: 0.05,
-            cold_overlap_share: 0.1,
+            cold_overlap_share: 0.2,
             cold_overlap_tokens_min: 64,
             cold_round_trip_slack_ms: 10.0,
             affinity: AffinityParams::default(),
@@ -170,7 +170,7 @@ pub fn candidate(
         prefill_ms: p.b * own_ms,
         behind_ms: p.behind * behind_ms(node, fleet, (queue_ms, own_ms), p),
         pool_ms: pool_wait_ms(request, node, p),
-        live_ms: ms(p.live * to_f64(displaced_live(request, node, uncached, p))),
+        live_ms: ms(p.live * displaced_live(request, node, uncached, p)),
         decode_ms: ms(p.decode_interference * to_f64(node.inflight_decode_tokens)),
         fetch_ms: source.fetch_ms,
         session_ms: if bound { -bonus } else { 0.0 },
@@ -275,17 +275,11 @@ fn pool_wait_ms(request: &RequestView, node: &NodeView, p: &Params) -> f64 {
     p.pool_wait_ms * (over / pool).clamp(0.0, 1.0)
 }
 
-/// Tokens of live sessions' prefixes that the request's new blocks would push out.
-fn displaced_live(request: &RequestView, node: &NodeView, uncached: u64, p: &Params) -> u64 {
-    if node.pool_blocks == 0 {
-        return 0;
-    }
-    let new = uncached
-        .saturating_add(request.output_tokens_expected)
-        .div_ceil(BLOCK_TOKENS_U64);
-    let filled = node.live_blocks.saturating_add(wanted_blocks(request));
-    let over = to_f64(filled) - p.live_share * to_f64(node.pool_blocks);
-    to_tokens(over.clamp(0.0, to_f64(new))).saturating_mul(BLOCK_TOKENS_U64)
+/// Tokens that the request's new blocks push out and that are missed: fewer, the longer ago they
+/// were used.
+fn displaced_live(request: &RequestView, node: &NodeView, uncached: u64, p: &Params) -> f64 {
+    let new = uncached.saturating_add(request.output_tokens_expected);
+    to_f64(new) * (-node.kept_ms.max(0.0) / p.live_fade_ms.max(1.0)).exp()
 }
 
 /// Blocks that prompt and answer take.

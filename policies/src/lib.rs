@@ -24,3 +24,4 @@ pub mod sample;
 #[cfg(test)]
 mod test_views;
 pub mod view;
+pub mod working_set;

@@ -14,13 +14,16 @@ use crate::cost::{to_f64, to_tokens};
 
 /// A shorter prefill says more about latencies than about the rate.
 const FIT_TOKENS_MIN: f64 = 64.0;
-/// What is left of earlier measurements after a new one: about a hundred count.
-const FIT_KEEP: f64 = 0.99;
+/// What is left of earlier measurements after a new one: about two hundred count.
+const FIT_KEEP: f64 = 0.995;
 /// Context at which a token costs twice as much, before anything is known: about what the shapes of
 /// models between 8 and 100 billion parameters give.
 const CONTEXT_DOUBLES_TOKENS: f64 = 100_000.0;
 /// Tokens of measured prefill that outweigh that assumption.
-const PRIOR_TOKENS: f64 = 20_000.0;
+const PRIOR_TOKENS: f64 = 1000.0;
+/// A prefill that took longer than so many times what was expected has waited for something else,
+/// and counts as if it had taken that long: one stall must not make a node look slow for minutes.
+const STALL_MAX: f64 = 2.0;
 /// Of the oldest prefill at least this share is left until its first token comes: an estimate that
 /// is too short must not make a blocked node look idle.
 const LEFT_SHARE_MIN: f64 = 0.2;
@@ -192,7 +195,11 @@ impl NodeLoad {
         let tokens = to_f64(prefill.prompt_tokens.saturating_sub(prefill.cached_tokens));
         if tokens >= FIT_TOKENS_MIN && now_ms > began_ms {
             let context = to_f64(prefill.cached_tokens) + tokens / 2.0;
-            self.fit.add(tokens, context, now_ms - began_ms);
+            let most_ms = self.solved.map_or(f64::INFINITY, |(own, added)| {
+                STALL_MAX * tokens * (own + added * context)
+            });
+            self.fit
+                .add(tokens, context, (now_ms - began_ms).min(most_ms));
             self.solved = self.fit.solved();
         }
     }
@@ -253,3 +260,6 @@ impl NodeLoad {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

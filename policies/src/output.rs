@@ -52,3 +52,6 @@ impl OutputLengths {
         *own += SESSION_WEIGHT * (tokens - *own);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,8 +3,8 @@
 //! The cheapest eligible node by [`crate::cost`]; where there are many, the cheapest of those worth
 //! looking at ([`crate::sample`]). Two refinements: a bound session moves only for a clear gain
 //! ([`crate::affinity`]), and a cold session (no usable binding, and nobody holds a relevant part of
-//! its prompt) stays nearby. Every node would have to compute a cold prompt whole, so the cheapest
-//! is then the one with the least work and the fewest live sessions: the least loaded. Ties go to the node with the fewest bound
+//! its prompt) goes to the least loaded of the nearest nodes: the cost without its own prefill, which
+//! is the same everywhere. Ties go to the node with the fewest bound
 //! sessions, then to the session's rendezvous order, so that every gateway decides alike.
 //! The decision is a value: nothing is reserved, and every candidate's terms are in it.
 
@@ -128,9 +128,9 @@ pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decis
             && to_f64(entry.candidate.cached_tokens) > relevant
     };
     let chosen = if bound.is_none() && !entries.iter().any(holds_much) {
-        cheapest_nearby(req, &entries, p)
+        least_loaded(req, &entries, p)
     } else {
-        cheapest(req, entries.iter()).map(|best| stay_or_move(bound, best, p))
+        cheapest(req, &entries).map(|best| stay_or_move(bound, best, p))
     };
     let Some(chosen) = chosen else {
         return Err(NoNode { reasons: refused });
@@ -208,21 +208,16 @@ fn stay_or_move<'a, 'b>(
 }
 
 /// The lowest cost.
-fn cheapest<'a, 'b: 'a>(
-    req: &RequestView,
-    entries: impl Iterator<Item = &'a Entry<'b>>,
-) -> Option<&'a Entry<'b>> {
-    entries.min_by(|a, b| {
-        a.candidate
-            .cost_ms
-            .total_cmp(&b.candidate.cost_ms)
-            .then_with(|| tie_break(req, a.view, b.view))
-    })
+fn cheapest<'a, 'b>(req: &RequestView, entries: &'a [Entry<'b>]) -> Option<&'a Entry<'b>> {
+    let key = |entry: &Entry<'_>| entry.candidate.cost_ms;
+    lowest(req, entries.iter(), key)
 }
 
-/// The lowest cost among the nodes that are about as near as the nearest: a cold session would
-/// otherwise cross an ocean for an idle node, and again for every later turn.
-fn cheapest_nearby<'a, 'b>(
+/// The least loaded of the nodes that are about as near as the nearest: a cold session would
+/// otherwise cross an ocean for an idle node, and again for every later turn. The load is the cost
+/// without the request's own prefill: the trace of its prompt that a node may hold is what all
+/// prompts begin with, and would gather all sessions there.
+fn least_loaded<'a, 'b>(
     req: &RequestView,
     entries: &'a [Entry<'b>],
     p: &Params,
@@ -231,7 +226,20 @@ fn cheapest_nearby<'a, 'b>(
     let nearest = entries.iter().map(distance).min_by(f64::total_cmp)?;
     let reach = nearest + p.cold_round_trip_slack_ms.max(0.0);
     let nearby = entries.iter().filter(|entry| distance(entry) <= reach);
-    cheapest(req, nearby)
+    let load = |entry: &Entry<'_>| entry.candidate.cost_ms - entry.candidate.terms.prefill_ms;
+    lowest(req, nearby, load)
+}
+
+fn lowest<'a, 'b: 'a>(
+    req: &RequestView,
+    entries: impl Iterator<Item = &'a Entry<'b>>,
+    key: impl Fn(&Entry<'_>) -> f64,
+) -> Option<&'a Entry<'b>> {
+    entries.min_by(|a, b| {
+        key(a)
+            .total_cmp(&key(b))
+            .then_with(|| tie_break(req, a.view, b.view))
+    })
 }
 
 /// Fewer bound sessions first, then the session's own order of nodes.

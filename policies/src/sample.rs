@@ -36,7 +36,6 @@ pub fn sample(request: &RequestView, nodes: &[&NodeView], p: &SampleParams) -> V
         let rate = node.prefill_tokens_per_s.max(1.0);
         let queue_ms = crate::cost::to_f64(node.inflight_prefill_tokens) * 1000.0 / rate;
         crate::cost::to_tokens((queue_ms + node.round_trip_ms.max(0.0)) * 1000.0)
-            .saturating_add(node.live_blocks.min(1 << 20))
     };
     take(p.idle, all.clone().collect(), &near);
     take(p.rendezvous, all.clone().collect(), &|node| {

@@ -31,7 +31,7 @@ pub(crate) fn node(name: &str) -> NodeView {
         bound_sessions: 0,
         arrivals_per_s: 0.0,
         busy_share: 0.0,
-        live_blocks: 0,
+        kept_ms: f64::INFINITY,
     }
 }
 

@@ -71,9 +71,10 @@ pub struct NodeView {
     pub arrivals_per_s: f64,
     /// Share of its time that it lately spent on prefill, 0 to 1.
     pub busy_share: f64,
-    /// Blocks of 16 tokens that the live sessions bound there, this one aside, would like to find
-    /// again in their next turn.
-    pub live_blocks: u64,
+    /// How long ago that was last used which this request's prompt would push out of the caches of
+    /// other sessions there ([`crate::working_set`]); infinite where there is room or nothing is
+    /// known.
+    pub kept_ms: f64,
 }
 
 /// Milliseconds to bring a block of 16 tokens to the device, by where it lies; 0 where that is not

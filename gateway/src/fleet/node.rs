@@ -6,7 +6,7 @@
 //! [`NodeView`].
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -66,7 +66,33 @@ pub struct Node {
     trust: AtomicU8,
     pub(super) resyncs: AtomicU64,
     pub(super) event_batches: AtomicU64,
+    /// What of its events brought no credit.
+    pub(super) refused: Refused,
+    /// Whether its events name chains by our salts.
+    pub(super) salts: AtomicU8,
+    /// Whether it has ever reported a cached token.
+    pub(super) reports_cached: AtomicBool,
 }
+
+/// Blocks and events that brought no credit, for metrics.
+#[derive(Default)]
+pub(super) struct Refused {
+    /// Messages that could not be decoded, and events whose lengths contradict each other.
+    pub(super) malformed: AtomicU64,
+    /// Blocks after one that is not known.
+    pub(super) orphans: AtomicU64,
+    /// Blocks under salts or other keys that are not ours.
+    pub(super) uncreditable: AtomicU64,
+    /// Blocks that were left out at a limit.
+    pub(super) over_limit: AtomicU64,
+}
+
+/// No chain has begun in its events yet.
+const SALTS_UNKNOWN: u8 = 0;
+/// Chains begin, and none of them with a salt.
+const SALTS_ABSENT: u8 = 1;
+/// A chain has begun with a salt of ours.
+const SALTS_SEEN: u8 = 2;
 
 /// What this gateway has in flight on a node, and how fast the node prefills.
 #[derive(Default)]
@@ -130,6 +156,9 @@ impl Node {
             trust: AtomicU8::new(0),
             resyncs: AtomicU64::new(0),
             event_batches: AtomicU64::new(0),
+            refused: Refused::default(),
+            salts: AtomicU8::new(SALTS_UNKNOWN),
+            reports_cached: AtomicBool::new(false),
         }
     }
 
@@ -150,6 +179,32 @@ impl Node {
             1 => Trust::Partial,
             _ => Trust::Unknown,
         }
+    }
+
+    /// Whether it is judged by what was sent there: it has no events, or they carry no salts
+    /// (SGLang), so that nobody can say whose blocks they are about.
+    pub fn is_judged(&self) -> bool {
+        self.events.is_none() || self.salts.load(Ordering::Relaxed) == SALTS_ABSENT
+    }
+
+    /// A chain begins in its events, with a salt or without. One salt is enough: other chains may
+    /// come from clients that go past the gateway.
+    pub(super) fn saw_chain(&self, is_salted: bool) {
+        if is_salted {
+            self.salts.store(SALTS_SEEN, Ordering::Relaxed);
+            return;
+        }
+        let (unknown, absent) = (SALTS_UNKNOWN, SALTS_ABSENT);
+        let relaxed = Ordering::Relaxed;
+        // Fails where it is known already, which is well.
+        let _ = self
+            .salts
+            .compare_exchange(unknown, absent, relaxed, relaxed);
+    }
+
+    /// Another process may be another engine.
+    pub(super) fn forget_salts(&self) {
+        self.salts.store(SALTS_UNKNOWN, Ordering::Relaxed);
     }
 
     /// How often everything known of it was forgotten.
@@ -185,8 +240,9 @@ impl Node {
         self.load.requests.load(Ordering::Relaxed)
     }
 
-    /// The node as a decision sees it. How many sessions are bound to it is the caller's to add.
-    pub fn view(&self, overlap_blocks: usize) -> NodeView {
+    /// The node as a decision sees it, which holds so many leading blocks of the prompt. How many
+    /// sessions are bound to it is the caller's to add.
+    pub fn view(&self, overlap: Tiers) -> NodeView {
         let state = self.state();
         let facts = self.facts.load();
         NodeView {
@@ -200,15 +256,15 @@ impl Node {
             context_doubles_tokens: 0.0,
             pool_blocks: facts.pool_blocks,
             pool_used_blocks: facts.pool_used_blocks,
-            overlap_blocks,
-            overlap_tiers: Tiers::default(),
+            overlap_blocks: overlap.device,
+            overlap_tiers: overlap,
             fetch_ms_per_block: FetchCosts::default(),
             node_block_tokens: facts.block_tokens,
             context_max: facts.context_max,
             bound_sessions: 0,
             arrivals_per_s: 0.0,
             busy_share: 0.0,
-            live_blocks: 0,
+            kept_ms: f64::INFINITY,
         }
     }
 

@@ -112,13 +112,13 @@ fn the_reason_says_what_decided() {
 
 #[test]
 fn a_trace_of_overlap_does_not_make_a_session_warm() {
-    // 10 blocks of 100 are 10 %: still cold, so the idle node wins although it holds nothing.
+    // 20 blocks of 100 are a fifth: still cold, so the idle node wins although it holds nothing.
     let busy = |overlap| NodeView {
         inflight_prefill_tokens: 100,
         ..holding("a", overlap)
     };
-    check(&request(), &[busy(10), node("b")], "b", Reason::LeastLoaded);
-    check(&request(), &[busy(11), node("b")], "a", Reason::Prefix);
+    check(&request(), &[busy(20), node("b")], "b", Reason::LeastLoaded);
+    check(&request(), &[busy(21), node("b")], "a", Reason::Prefix);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn the_beginning_that_all_prompts_share_gathers_no_traffic() {
     check(&longer, &[decoding(100), node("b")], "a", Reason::Prefix);
     check(
         &longer,
-        &[decoding(2000), node("b")],
+        &[decoding(10_000), node("b")],
         "b",
         Reason::LeastLoaded,
     );
@@ -270,8 +270,8 @@ fn a_session_moves_for_a_clear_gain_only() {
         inflight_prefill_tokens,
         ..holding("a", 90)
     };
-    // On "a" 160 tokens are left to compute: 961 ms, less 400 of bonus. "b" holds three blocks more
-    // and would cost 673.
+    // On "a" 160 tokens are left to compute, and 360 ms are the bonus for the 1440 that are not.
+    // "b" holds three blocks more, which is worth 48 tokens, b times.
     let better = holding("b", 93);
     check(
         &bound_to("a"),
@@ -291,9 +291,9 @@ fn a_session_moves_for_a_clear_gain_only() {
         "a",
         Reason::Session,
     );
-    // 20 tokens more in flight are 20 ms, within a tenth of the cost.
+    // 20 tokens more in flight, the bonus aside, are 20 ms: within a tenth of the cost.
     let slightly = NodeView {
-        inflight_prefill_tokens: 720,
+        inflight_prefill_tokens: 300 + 360 + 20,
         ..holding("a", 90)
     };
     check(
@@ -301,6 +301,17 @@ fn a_session_moves_for_a_clear_gain_only() {
         &[slightly, equal("b")],
         "a",
         Reason::Session,
+    );
+    // A binding to a node that has lost the session's prefix holds nobody back.
+    let empty = NodeView {
+        inflight_prefill_tokens: 600,
+        ..node("a")
+    };
+    check(
+        &bound_to("a"),
+        &[empty, node("b")],
+        "b",
+        Reason::LeastLoaded,
     );
 }
 
@@ -340,8 +351,9 @@ fn a_hot_shared_prefix_spreads() {
             node.overlap_blocks = 93;
         }
     }
-    // 1488 cached tokens are worth 6 × 1488 tokens of queue, which is 80 requests of 112.
-    assert_eq!(moved_at, Some(80));
+    // 1488 cached tokens are worth b × 1488 tokens of queue, in requests of 112.
+    let worth = Params::default().b * 1488.0 / 112.0;
+    assert_eq!(moved_at, Some(worth.ceil() as u128));
     let [a, b] = nodes.map(|node| node.inflight_prefill_tokens);
     assert!(a.abs_diff(b) <= 1600, "{a} {b}");
 }

@@ -84,8 +84,6 @@ pub struct Settings {
     pub params: Params,
     /// What the index learns from.
     pub knowledge: Knowledge,
-    /// A session that was silent for so long is not counted on any more.
-    pub session_live_ms: f64,
 }
 
 impl Default for Settings {
@@ -94,7 +92,6 @@ impl Default for Settings {
         Self {
             params: Params::default(),
             knowledge: Knowledge::Usage,
-            session_live_ms: 900_000.0,
         }
     }
 }
@@ -110,7 +107,7 @@ impl Settings {
             "pool_share" => &mut params.pool_share,
             "pool_wait_ms" => &mut params.pool_wait_ms,
             "live" => &mut params.live,
-            "live_share" => &mut params.live_share,
+            "live_fade_ms" => &mut params.live_fade_ms,
             "decode_interference" => &mut params.decode_interference,
             "cold_overlap_share" => &mut params.cold_overlap_share,
             "cold_round_trip_slack_ms" => &mut params.cold_round_trip_slack_ms,
@@ -118,7 +115,6 @@ impl Settings {
             "bonus_ms_max" => &mut params.affinity.bonus_ms_max,
             "hysteresis_share" => &mut params.affinity.hysteresis_share,
             "hysteresis_ms_min" => &mut params.affinity.hysteresis_ms_min,
-            "session_live_ms" => &mut self.session_live_ms,
             _ => return false,
         };
         *field = value;
@@ -194,7 +190,7 @@ impl Homing {
         let numbers = nodes.iter().enumerate();
         Self {
             numbers: numbers.map(|(at, node)| (node.id.clone(), at)).collect(),
-            sessions: Sessions::new(nodes.len(), settings.session_live_ms),
+            sessions: Sessions::new(nodes.len()),
             nodes,
             index: Index::new(MODEL, Limits::default()),
             guess,
@@ -222,7 +218,6 @@ impl Homing {
     }
 
     fn decide(&mut self, now_ms: f64, ask: &Ask<'_>, offered: &[usize]) -> Option<Decided> {
-        self.sessions.expire(now_ms);
         let chain = self.paths.chain(ask.blocks);
         let held = match self.settings.knowledge {
             Knowledge::Events => self.index.overlap(&chain),
@@ -266,6 +261,9 @@ impl Homing {
         let Known { id, load } = &self.nodes[number];
         let place = self.fleet.nodes[number];
         let per = self.fleet.per_block();
+        let pool_blocks = place.capacity_blocks * per as u64;
+        let kept = self.sessions.kept_blocks(number, ask.session, pool_blocks);
+        let kept = usize::try_from(kept).unwrap_or(usize::MAX);
         NodeView {
             id: id.clone(),
             region: place.region.to_string(),
@@ -275,9 +273,9 @@ impl Homing {
             inflight_decode_tokens: load.decode_tokens(),
             prefill_tokens_per_s: load.tokens_per_s(),
             context_doubles_tokens: load.context_doubles_tokens(),
-            pool_blocks: place.capacity_blocks * per as u64,
+            pool_blocks,
             pool_used_blocks: load.pool_blocks(),
-            overlap_blocks: overlap * per,
+            overlap_blocks: (overlap * per).min(kept),
             overlap_tiers: Tiers::default(),
             fetch_ms_per_block: FetchCosts::default(),
             node_block_tokens: BLOCK_TOKENS as u64,
@@ -285,7 +283,7 @@ impl Homing {
             bound_sessions: self.sessions.bound_to(number),
             arrivals_per_s: load.arrivals_per_s(now_ms),
             busy_share: load.busy_share(now_ms),
-            live_blocks: self.sessions.others_blocks(number, ask.session) * per as u64,
+            kept_ms: self.sessions.kept_ms(now_ms, number, ask, pool_blocks),
         }
     }
 
@@ -305,8 +303,10 @@ impl Homing {
             pool_blocks: (alone * self.fleet.per_block()) as u64,
         };
         known.load.dispatched(now_ms, u64::from(ask.id), sent);
+        let blocks = (chain.len() * self.fleet.per_block()) as u64;
+        let overlap = decision.expected_cached_tokens / BLOCK_TOKENS as u64;
         self.sessions
-            .bind(now_ms, ask.session, node, chain.len() as u64);
+            .bind(now_ms, ask.session, node, (blocks, overlap));
         let flight = Flight {
             node,
             session: ask.session,

@@ -1,94 +1,73 @@
-//! Which node is a session bound to, and how much would the live sessions of a node like to find
-//! again?
+//! Which node is a session bound to, and what do the live sessions of a node hold there?
 //!
-//! A binding lasts as long as its session is live: until nothing was heard of it for a while.
+//! The bindings as the gateway keeps them, and the real `policies::working_set` of each node.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
-/// A session's last turn.
-#[derive(Clone, Copy, Debug)]
-struct Binding {
-    node: usize,
-    blocks: u64,
-    last_ms: f64,
-}
+use policies::view::SessionKey;
+use policies::working_set::WorkingSet;
 
-/// The live sessions bound to one node.
-#[derive(Clone, Copy, Debug, Default)]
-struct Bound {
-    sessions: u64,
-    blocks: u64,
-}
+use crate::router::Ask;
 
 /// All bindings.
 #[derive(Debug)]
 pub(super) struct Sessions {
-    live_ms: f64,
-    bindings: HashMap<u64, Binding>,
-    nodes: Vec<Bound>,
-    /// When to look at a session again, in order.
-    looks: VecDeque<(f64, u64)>,
+    bindings: HashMap<u64, usize>,
+    nodes: Vec<WorkingSet>,
 }
 
 impl Sessions {
-    pub(super) fn new(nodes: usize, live_ms: f64) -> Self {
+    pub(super) fn new(nodes: usize) -> Self {
         Self {
-            live_ms,
             bindings: HashMap::new(),
-            nodes: vec![Bound::default(); nodes],
-            looks: VecDeque::new(),
+            nodes: vec![WorkingSet::default(); nodes],
         }
     }
 
     /// The node of a session's last turn.
     pub(super) fn node(&self, session: u64) -> Option<usize> {
-        self.bindings.get(&session).map(|binding| binding.node)
+        self.bindings.get(&session).copied()
     }
 
-    /// Sessions bound to a node.
+    /// Live sessions bound to a node.
     pub(super) fn bound_to(&self, node: usize) -> u64 {
-        self.nodes[node].sessions
+        self.nodes[node].sessions() as u64
     }
 
-    /// Trace blocks of the sessions bound to a node, without this one.
-    pub(super) fn others_blocks(&self, node: usize, session: u64) -> u64 {
-        let own = self
-            .bindings
-            .get(&session)
-            .filter(|binding| binding.node == node);
-        self.nodes[node].blocks - own.map_or(0, |binding| binding.blocks)
+    /// For how long what this request would push out has not been used.
+    pub(super) fn kept_ms(&self, now_ms: f64, node: usize, ask: &Ask<'_>, pool_blocks: u64) -> f64 {
+        let wanted = u64::from(ask.prompt_tokens / 16);
+        self.nodes[node].kept_ms(whole_ms(now_ms), pool_blocks, wanted, key(ask.session))
     }
 
-    /// A turn with so many trace blocks goes to this node.
-    pub(super) fn bind(&mut self, now_ms: f64, session: u64, node: usize, blocks: u64) {
-        let binding = Binding {
-            node,
-            blocks,
-            last_ms: now_ms,
-        };
-        if let Some(before) = self.bindings.insert(session, binding) {
-            self.leave(before);
+    /// Leading blocks that a session can expect to find again on a node; all of them where it is
+    /// bound elsewhere and nothing is known.
+    pub(super) fn kept_blocks(&self, node: usize, session: u64, pool_blocks: u64) -> u64 {
+        let kept = self.nodes[node].kept_blocks(key(session), pool_blocks);
+        kept.unwrap_or(u64::MAX)
+    }
+
+    /// A turn goes to this node: a prompt of so many blocks of 16 tokens, of which it has so many.
+    pub(super) fn bind(&mut self, now_ms: f64, session: u64, node: usize, blocks: (u64, u64)) {
+        if let Some(before) = self.bindings.insert(session, node)
+            && before != node
+        {
+            self.nodes[before].left(key(session));
         }
-        self.nodes[node].sessions += 1;
-        self.nodes[node].blocks += blocks;
-        self.looks.push_back((now_ms + self.live_ms, session));
+        let (prompt, overlap) = blocks;
+        self.nodes[node].used(whole_ms(now_ms), key(session), prompt, overlap);
     }
+}
 
-    /// Forgets the sessions that have been silent for long.
-    pub(super) fn expire(&mut self, now_ms: f64) {
-        while let Some((_, session)) = self.looks.pop_front_if(|(at_ms, _)| *at_ms <= now_ms) {
-            let is_over = |binding: &Binding| binding.last_ms + self.live_ms <= now_ms;
-            if self.bindings.get(&session).is_some_and(is_over)
-                && let Some(over) = self.bindings.remove(&session)
-            {
-                self.leave(over);
-            }
-        }
-    }
+fn key(session: u64) -> SessionKey {
+    SessionKey(u128::from(session))
+}
 
-    fn leave(&mut self, binding: Binding) {
-        let bound = &mut self.nodes[binding.node];
-        bound.sessions -= 1;
-        bound.blocks -= binding.blocks;
-    }
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the cast saturates, and virtual time begins at 0"
+)]
+fn whole_ms(now_ms: f64) -> u64 {
+    now_ms as u64
 }
