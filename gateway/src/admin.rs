@@ -13,6 +13,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cache_index::tiers::Tiers;
 use cache_index::trust::Trust;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
@@ -153,7 +154,7 @@ fn health(admin: &Admin) -> Response<Full<Bytes>> {
 }
 
 fn row(fleet: &Fleet, node: &Node) -> Value {
-    let view = node.view(0);
+    let view = node.view(Tiers::default());
     let (state, why) = match view.state {
         NodeState::Up => ("up", None),
         NodeState::Down { why } => ("down", Some(why)),

@@ -125,9 +125,10 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
         .prompt
         .tokens
         .saturating_sub(chosen.decision.expected_cached_tokens);
+    let output = job.output_tokens_expected;
     let load = gateway
         .fleet
-        .dispatch(&node, uncached, job.output_tokens_expected);
+        .dispatch(&node, uncached, output, &job.prompt.chain.hashes);
     let hears = hears(job, &node);
     let request = NodeRequest {
         path: job.dialect.node_path(),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use cache_index::block::creditable_blocks;
 use cache_index::ids::NodeId;
+use cache_index::tiers::Tiers;
 use policies::pick::{Decision, Params, decide};
 use policies::view::{NodeView, RequestView};
 
@@ -39,7 +40,7 @@ pub(crate) fn choose(
     question: &Question<'_>,
 ) -> Result<Chosen, ApiError> {
     let nodes = fleet.nodes();
-    let overlaps = fleet.overlaps(question.model, &question.prompt.chain.hashes);
+    let known = fleet.known(question.model, &question.prompt.chain.hashes);
     // The prompt's last token is always computed, whatever a node holds.
     let creditable =
         creditable_blocks(usize::try_from(question.prompt.tokens).unwrap_or(usize::MAX));
@@ -48,11 +49,11 @@ pub(crate) fn choose(
         .iter()
         .filter(serving)
         .map(|node| {
-            let held = overlaps
+            let held = known
                 .iter()
                 .find(|(id, _)| *id == node.id)
-                .map_or(0, |(_, held)| *held);
-            let mut view = node.view(held.min(creditable));
+                .map_or(Tiers::default(), |(_, held)| *held);
+            let mut view = node.view(held.at_most(creditable));
             view.bound_sessions = bindings.bound_to(&node.id);
             view
         })
@@ -102,7 +103,7 @@ pub(crate) fn context_max(fleet: &Fleet, model: &str) -> Option<u64> {
     nodes
         .iter()
         .filter(serving)
-        .map(|node| node.view(0).context_max)
+        .map(|node| node.view(Tiers::default()).context_max)
         .max()
         .filter(|most| *most > 0)
 }

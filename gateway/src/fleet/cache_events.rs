@@ -10,11 +10,11 @@
 //! events must be reachable at a stated address.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cache_index::event::EventBatch;
-use cache_index::index::Index;
+use cache_index::event::{EventBatch, KvEvent};
+use cache_index::index::{Applied, Index};
 use cache_index::trust::{Replay, Step, Tracker};
 use cache_index::wire::decode_batch;
 use futures_util::{FutureExt, StreamExt};
@@ -33,10 +33,16 @@ const RECONNECT_EVERY: Duration = Duration::from_millis(200);
 
 /// Follows one node's events until the process stops.
 pub(super) async fn follow(fleet: Arc<Fleet>, node: Arc<Node>, tasks: Tasks) {
-    let Some(events) = node.events.clone() else {
-        return;
-    };
     let drain = tasks.drain();
+    let Some(events) = node.events.clone() else {
+        // Nothing to follow; but what was sent to a process that is gone is gone with it.
+        loop {
+            tokio::select! {
+                () = node.lost.notified() => fleet.forget(&node),
+                () = drain.reached(Phase::Stopping) => return,
+            }
+        }
+    };
     let mut model = node.model.subscribe();
     loop {
         let Some(name) = model.borrow_and_update().clone() else {
@@ -49,7 +55,8 @@ pub(super) async fn follow(fleet: Arc<Fleet>, node: Arc<Node>, tasks: Tasks) {
         let index = fleet.index(&name);
         // Said of the connection before, if it was said: this one begins from nothing.
         let _ = node.lost.notified().now_or_never();
-        let mut follower = Follower::new(Arc::clone(&node), index, tasks.clone());
+        let mut follower =
+            Follower::new(Arc::clone(&fleet), Arc::clone(&node), index, tasks.clone());
         let why = tokio::select! {
             why = follower.connection(&events) => why,
             () = node.lost.notified() => "the node is gone or was restarted",
@@ -66,6 +73,7 @@ pub(super) async fn follow(fleet: Arc<Fleet>, node: Arc<Node>, tasks: Tasks) {
 }
 
 struct Follower {
+    fleet: Arc<Fleet>,
     node: Arc<Node>,
     index: Arc<Index>,
     tasks: Tasks,
@@ -75,13 +83,14 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(node: Arc<Node>, index: Arc<Index>, tasks: Tasks) -> Self {
+    fn new(fleet: Arc<Fleet>, node: Arc<Node>, index: Arc<Index>, tasks: Tasks) -> Self {
         let replay = if node.replay.is_some() {
             Replay::Available
         } else {
             Replay::Absent
         };
         Self {
+            fleet,
             node,
             index,
             tasks,
@@ -134,6 +143,7 @@ impl Follower {
         let steps = match decode_batch(payload) {
             Ok(batch) => self.tracker.on_live(seq, batch),
             Err(error) => {
+                self.node.refused.malformed.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(node = %self.node.id, seq, %error, "KV events cannot be decoded");
                 self.tracker.on_undecodable(seq)
             }
@@ -167,6 +177,7 @@ impl Follower {
         self.carry_out(steps);
         // Whatever the tracker remembers, a broken connection leaves nothing to believe.
         self.index.forget(&self.node.id);
+        self.node.forget_salts();
     }
 
     fn carry_out(&mut self, steps: Vec<Step>) {
@@ -176,6 +187,7 @@ impl Follower {
                 Step::Forget => {
                     self.node.resyncs.fetch_add(1, Ordering::Relaxed);
                     self.index.forget(&self.node.id);
+                    self.fleet.forget(&self.node);
                 }
                 Step::Replay { from } => self.start_replay(from),
             }
@@ -193,9 +205,43 @@ impl Follower {
     }
 
     fn apply(&self, batch: &EventBatch) {
+        for event in &batch.events {
+            match event {
+                KvEvent::Stored {
+                    parent: None,
+                    extra_keys,
+                    ..
+                } => self.node.saw_chain(!extra_keys.of(0).is_empty()),
+                // What was on its way there is gone with the rest, if it had arrived.
+                KvEvent::Cleared => self.fleet.forget(&self.node),
+                _ => {}
+            }
+        }
         let applied = self.index.apply(&self.node.id, batch);
         self.node.event_batches.fetch_add(1, Ordering::Relaxed);
+        self.count(&applied);
         tracing::trace!(node = %self.node.id, ?applied, "KV events applied");
+    }
+
+    /// Counts what brought no credit. The first of a kind is a line in the log; a flood is a metric.
+    fn count(&self, applied: &Applied) {
+        let node = &self.node.id;
+        let refused = &self.node.refused;
+        let is_first = |counter: &AtomicU64, more: usize| {
+            more > 0 && counter.fetch_add(more as u64, Ordering::Relaxed) == 0
+        };
+        if is_first(&refused.malformed, applied.malformed) {
+            tracing::warn!(%node, "KV events contradict themselves: their blocks get no credit");
+        }
+        if is_first(&refused.over_limit, applied.over_limit) {
+            tracing::warn!(%node, "the index is full: some blocks of the node get no credit");
+        }
+        if is_first(&refused.orphans, applied.orphans) {
+            tracing::info!(%node, "KV events build on blocks that are not known: these get no credit");
+        }
+        if is_first(&refused.uncreditable, applied.uncreditable) {
+            tracing::info!(%node, "KV events are about prompts that are not ours: these get no credit");
+        }
     }
 
     fn start_replay(&mut self, from: u64) {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use super::knowledge::Lent;
 use super::node::Node;
 
 /// A shorter prefill says more about latencies than about the rate.
@@ -27,6 +28,7 @@ pub struct InFlight {
     /// Prefill tokens that the node had finished when this request joined.
     done_before: u64,
     since: Instant,
+    lent: Lent,
 }
 
 /// What one first token says of a node's prefill rate.
@@ -68,7 +70,12 @@ impl Measured {
 }
 
 impl InFlight {
-    pub(super) fn new(node: &Arc<Node>, prefill_tokens: u64, decode_tokens: u64) -> Self {
+    pub(super) fn new(
+        node: &Arc<Node>,
+        prefill_tokens: u64,
+        decode_tokens: u64,
+        lent: Lent,
+    ) -> Self {
         node.load
             .prefill_tokens
             .fetch_add(prefill_tokens, Ordering::Relaxed);
@@ -83,6 +90,7 @@ impl InFlight {
             decode_tokens,
             done_before: node.load.prefill_done.load(Ordering::Relaxed),
             since: Instant::now(),
+            lent,
         }
     }
 
@@ -94,6 +102,7 @@ impl InFlight {
     /// The first token arrived: prefill is over, and its rate is learnt from it. Later calls do
     /// nothing.
     pub fn first_token(&mut self) {
+        self.lent.first_token();
         let own = std::mem::take(&mut self.prefill_tokens);
         if own == 0 {
             return;
@@ -108,6 +117,11 @@ impl InFlight {
                 seconds: self.since.elapsed().as_secs_f64(),
             });
         }
+    }
+
+    /// The node has said how many of the prompt's tokens it read from cache.
+    pub fn reported(&self, cached_tokens: u64) {
+        self.lent.reported(cached_tokens);
     }
 
     /// `tokens` more tokens were generated.

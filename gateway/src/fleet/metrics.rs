@@ -3,7 +3,9 @@
 //! Numbers that already live elsewhere are read when somebody asks, not kept twice.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use cache_index::tiers::Tiers;
 use cache_index::trust::Trust;
 use policies::view::NodeState;
 use prometheus::core::{Collector, Desc};
@@ -26,10 +28,15 @@ enum Name {
     IndexTrust,
     IndexResyncs,
     EventBatches,
+    StoreBlocks,
+    Malformed,
+    Orphans,
+    Uncreditable,
+    OverLimit,
 }
 
 impl Name {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 15] = [
         Self::Up,
         Self::Requests,
         Self::PrefillTokens,
@@ -40,6 +47,11 @@ impl Name {
         Self::IndexTrust,
         Self::IndexResyncs,
         Self::EventBatches,
+        Self::StoreBlocks,
+        Self::Malformed,
+        Self::Orphans,
+        Self::Uncreditable,
+        Self::OverLimit,
     ];
 
     fn text(self) -> (&'static str, &'static str) {
@@ -75,6 +87,26 @@ impl Name {
                 "Times the node's blocks were forgotten",
             ),
             Self::EventBatches => ("homing_kv_event_batches_total", "KV event batches applied"),
+            Self::StoreBlocks => (
+                "homing_index_store_blocks",
+                "Blocks the index knows in the node's slower tiers",
+            ),
+            Self::Malformed => (
+                "homing_kv_events_malformed_total",
+                "Messages and events that contradict themselves",
+            ),
+            Self::Orphans => (
+                "homing_kv_event_orphan_blocks_total",
+                "Blocks after one that is not known",
+            ),
+            Self::Uncreditable => (
+                "homing_kv_event_foreign_blocks_total",
+                "Blocks of prompts that are not ours",
+            ),
+            Self::OverLimit => (
+                "homing_kv_event_over_limit_blocks_total",
+                "Blocks left out because the index is full",
+            ),
         }
     }
 }
@@ -85,6 +117,7 @@ struct FleetCollector {
     nodes: Vec<(Name, GaugeVec)>,
     open_requests: IntGauge,
     segment_bytes: IntGauge,
+    expected_requests: IntGauge,
 }
 
 /// Adds the metrics of nodes, index and ledger to a registry.
@@ -105,6 +138,10 @@ pub fn register(
             "homing_ledger_open_requests",
             "Requests opened in the journal and not settled",
         )?,
+        expected_requests: IntGauge::new(
+            "homing_index_expected_requests",
+            "Requests in flight whose blocks are expected on their nodes",
+        )?,
         segment_bytes: IntGauge::new(
             "homing_ledger_segment_bytes",
             "Length of the journal segment being written",
@@ -119,7 +156,9 @@ impl FleetCollector {
     )]
     fn read(&self) {
         for node in self.fleet.nodes().iter() {
-            let view = node.view(0);
+            let view = node.view(Tiers::default());
+            let held = self.fleet.held(node);
+            let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
             for (name, gauge) in &self.nodes {
                 let value = match name {
                     Name::Up => f64::from(u8::from(view.state == NodeState::Up)),
@@ -128,7 +167,12 @@ impl FleetCollector {
                     Name::DecodeTokens => view.inflight_decode_tokens as f64,
                     Name::PrefillRate => view.prefill_tokens_per_s,
                     Name::RoundTrip => view.round_trip_ms / 1000.0,
-                    Name::IndexBlocks => self.fleet.held_blocks(node) as f64,
+                    Name::IndexBlocks => held.device as f64,
+                    Name::StoreBlocks => (held.host + held.disk + held.shared) as f64,
+                    Name::Malformed => counted(&node.refused.malformed),
+                    Name::Orphans => counted(&node.refused.orphans),
+                    Name::Uncreditable => counted(&node.refused.uncreditable),
+                    Name::OverLimit => counted(&node.refused.over_limit),
                     Name::IndexTrust => match node.trust() {
                         Trust::Unknown => 0.0,
                         Trust::Partial => 1.0,
@@ -140,6 +184,9 @@ impl FleetCollector {
                 gauge.with_label_values(&[node.id.as_str()]).set(value);
             }
         }
+        let expected = self.fleet.expected_requests();
+        self.expected_requests
+            .set(i64::try_from(expected).unwrap_or(i64::MAX));
         let ledger = self.ledger.stats();
         self.open_requests
             .set(i64::try_from(ledger.open_requests).unwrap_or(i64::MAX));
@@ -154,6 +201,7 @@ impl Collector for FleetCollector {
         nodes
             .chain(self.open_requests.desc())
             .chain(self.segment_bytes.desc())
+            .chain(self.expected_requests.desc())
             .collect()
     }
 
@@ -163,6 +211,7 @@ impl Collector for FleetCollector {
         nodes
             .chain(self.open_requests.collect())
             .chain(self.segment_bytes.collect())
+            .chain(self.expected_requests.collect())
             .collect()
     }
 }

@@ -1,8 +1,9 @@
 //! Which nodes are there, how are they, and what do they hold?
 //!
 //! Two tasks a node: one checks its health (`health`), one follows its KV events into the index of
-//! its model (`cache_events`). Requests only read: [`Fleet::nodes`] and [`Fleet::overlaps`] never
-//! wait for either. Load is counted here at dispatch ([`InFlight`]).
+//! its model (`cache_events`). Requests only read: [`Fleet::nodes`] and [`Fleet::known`] never wait
+//! for either. Load is counted here at dispatch ([`InFlight`]), and with it what the node will hold
+//! (`knowledge`).
 //!
 //! Left out on purpose: nodes that come and go at run time; the set is what the configuration says.
 
@@ -12,6 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use cache_index::block::BlockHash;
 use cache_index::ids::NodeId;
 use cache_index::index::{Index, Limits};
+use cache_index::tiers::Tiers;
 use cache_index::trust::Trust;
 use policies::view::NodeState;
 
@@ -20,12 +22,14 @@ use crate::tasks::Tasks;
 
 mod cache_events;
 mod health;
+mod knowledge;
 mod load;
 pub mod metrics;
 mod node;
 mod probe;
 mod replay;
 
+use self::knowledge::Knowledge;
 pub use load::InFlight;
 pub use node::{Facts, Node};
 
@@ -45,6 +49,10 @@ pub enum Failure {
 /// All nodes of this gateway.
 pub struct Fleet {
     nodes: Arc<Vec<Arc<Node>>>,
+    /// Where each of them stands in `nodes`. Two nodes of one name are refused by the configuration;
+    /// here the first would be known.
+    places: HashMap<NodeId, usize>,
+    knowledge: Arc<Knowledge>,
     /// One index for each model id that a node has named.
     indexes: RwLock<HashMap<Arc<str>, Arc<Index>>>,
     /// Salts issued so far; an index that is made later gets them all.
@@ -54,6 +62,7 @@ pub struct Fleet {
 impl Fleet {
     /// The configured nodes, all of them down until [`Fleet::start`].
     pub fn new(nodes: &[NodeConfig]) -> Arc<Fleet> {
+        let places = nodes.iter().enumerate().rev();
         Arc::new(Self {
             nodes: Arc::new(
                 nodes
@@ -61,6 +70,8 @@ impl Fleet {
                     .map(|config| Arc::new(Node::new(config)))
                     .collect(),
             ),
+            places: places.map(|(at, config)| (config.id.clone(), at)).collect(),
+            knowledge: Arc::new(Knowledge::new()),
             indexes: RwLock::default(),
             salts: RwLock::default(),
         })
@@ -82,29 +93,51 @@ impl Fleet {
         Arc::clone(&self.nodes)
     }
 
-    /// Leading blocks of `chain` that each node holds. Left out: nodes that hold none, and nodes
-    /// whose account is not to be believed now.
-    pub fn overlaps(&self, model: &str, chain: &[BlockHash]) -> Vec<(NodeId, usize)> {
-        let index = {
-            let indexes = self.indexes.read().unwrap_or_else(PoisonError::into_inner);
-            match indexes.get(model) {
-                Some(index) => Arc::clone(index),
-                None => return Vec::new(),
-            }
-        };
-        let mut overlaps = index.overlap(chain);
-        overlaps.retain(|(id, _)| {
-            self.nodes
-                .iter()
-                .any(|node| node.id == *id && node.trust() != Trust::Unknown)
-        });
-        overlaps
+    /// Leading blocks of `chain` that each node holds, tier by tier, or will hold once it has done
+    /// what is in flight there. Left out: nodes that hold none, and what a node tells whose account is
+    /// not to be believed now.
+    pub fn known(&self, model: &str, chain: &[BlockHash]) -> Vec<(NodeId, Tiers)> {
+        let node = |id: &NodeId| self.places.get(id).map(|at| &self.nodes[*at]);
+        let mut known = Vec::new();
+        if let Some(index) = self.made_index(model) {
+            index.visit(chain, |id, tiers| {
+                if node(id).is_some_and(|node| node.trust() != Trust::Unknown) {
+                    known.push((id.clone(), tiers));
+                }
+            });
+        }
+        let judged = |id: &NodeId| node(id).is_some_and(|node| node.is_judged());
+        self.knowledge.add(chain, judged, &mut known);
+        known
     }
 
-    /// Blocks of 16 tokens that the index credits a node with.
+    /// Leading blocks of `chain` on each node's device, now or soon; see [`Fleet::known`].
+    pub fn overlaps(&self, model: &str, chain: &[BlockHash]) -> Vec<(NodeId, usize)> {
+        let known = self.known(model, chain).into_iter();
+        known
+            .map(|(id, tiers)| (id, tiers.device))
+            .filter(|(_, blocks)| *blocks > 0)
+            .collect()
+    }
+
+    /// Blocks of 16 tokens that a node is credited with, tier by tier.
+    pub fn held(&self, node: &Node) -> Tiers {
+        let indexed = node.model().and_then(|model| self.made_index(&model));
+        let mut held = indexed.map_or(Tiers::default(), |index| index.held_by_tier(&node.id));
+        if node.is_judged() {
+            held.device = held.device.max(self.knowledge.guessed_blocks(&node.id));
+        }
+        held
+    }
+
+    /// Blocks of 16 tokens that a node is credited with on its device.
     pub fn held_blocks(&self, node: &Node) -> usize {
-        node.model()
-            .map_or(0, |model| self.index(&model).held(&node.id))
+        self.held(node).device
+    }
+
+    /// Requests in flight whose blocks are expected on their nodes.
+    pub fn expected_requests(&self) -> usize {
+        self.knowledge.tickets()
     }
 
     /// Tells the indexes that this salt is one of ours. Cheap when it was told before.
@@ -131,14 +164,17 @@ impl Fleet {
         salts.insert(salt.into());
     }
 
-    /// Counts a request's tokens on a node until the guard is dropped.
+    /// Counts a request's tokens on a node until the guard is dropped, and expects the node to hold
+    /// its blocks, `chain`, until then.
     pub fn dispatch(
         &self,
         node: &Arc<Node>,
         uncached_prefill_tokens: u64,
         decode_tokens: u64,
+        chain: &[BlockHash],
     ) -> InFlight {
-        InFlight::new(node, uncached_prefill_tokens, decode_tokens)
+        let lent = self.knowledge.lend(node, chain);
+        InFlight::new(node, uncached_prefill_tokens, decode_tokens, lent)
     }
 
     /// An attempt failed by the node's fault: the breaker counts it, and a refused connection takes
@@ -163,15 +199,20 @@ impl Fleet {
         node.with_breaker(|breaker, now_ms| breaker.on_success(now_ms));
     }
 
+    /// The node's process is gone, or its cache is empty: nothing that was sent there counts.
+    fn forget(&self, node: &Node) {
+        self.knowledge.forget(&node.id);
+    }
+
+    fn made_index(&self, model: &str) -> Option<Arc<Index>> {
+        let indexes = self.indexes.read().unwrap_or_else(PoisonError::into_inner);
+        indexes.get(model).cloned()
+    }
+
     /// The index of a model, made with the first node that serves it.
     fn index(&self, model: &Arc<str>) -> Arc<Index> {
-        if let Some(index) = self
-            .indexes
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(model)
-        {
-            return Arc::clone(index);
+        if let Some(index) = self.made_index(model) {
+            return index;
         }
         let salts = self.salts.read().unwrap_or_else(PoisonError::into_inner);
         let mut indexes = self.indexes.write().unwrap_or_else(PoisonError::into_inner);
@@ -186,5 +227,7 @@ impl Fleet {
     }
 }
 
+#[cfg(test)]
+mod standing;
 #[cfg(test)]
 mod tests;

@@ -16,6 +16,8 @@ use zeromq::{PubSocket, RouterSocket, Socket as _, SocketRecv as _, SocketSend a
 use super::*;
 use crate::tasks::Phase;
 
+mod knowledge;
+
 const MODEL: &str = "m";
 const SALT: &str = "0123456789abcdef";
 
@@ -41,15 +43,15 @@ fn idle_node() -> (Arc<Fleet>, Arc<Node>) {
 fn a_guard_gives_back_what_it_took() {
     let (fleet, node) = idle_node();
     let load = |node: &Node| {
-        let view = node.view(0);
+        let view = node.view(Tiers::default());
         (
             node.requests_in_flight(),
             view.inflight_prefill_tokens,
             view.inflight_decode_tokens,
         )
     };
-    let mut first = fleet.dispatch(&node, 1000, 50);
-    let second = fleet.dispatch(&node, 10, 5);
+    let mut first = fleet.dispatch(&node, 1000, 50, &[]);
+    let second = fleet.dispatch(&node, 10, 5, &[]);
     assert_eq!(load(&node), (2, 1010, 55));
     first.first_token();
     first.first_token();
@@ -61,7 +63,7 @@ fn a_guard_gives_back_what_it_took() {
     drop(first);
     drop(second);
     assert_eq!(load(&node), (0, 0, 0));
-    assert!(node.view(0).prefill_tokens_per_s > 0.0);
+    assert!(node.view(Tiers::default()).prefill_tokens_per_s > 0.0);
 }
 
 /// Would catch a node that is tried again and again after it has failed, or never again.
@@ -168,7 +170,10 @@ async fn health_takes_a_node_out_and_back_in() {
     side.health.store(200, Ordering::Relaxed);
     eventually("it is up", || node.state() == NodeState::Up).await;
     assert_eq!(
-        (node.model().as_deref(), node.view(0).context_max),
+        (
+            node.model().as_deref(),
+            node.view(Tiers::default()).context_max
+        ),
         (Some(MODEL), 512)
     );
     side.health.store(503, Ordering::Relaxed);
@@ -202,7 +207,7 @@ async fn another_process_starts_without_the_failures_of_the_last() {
     assert_eq!(node.state(), NodeState::BreakerOpen);
     eventually("a trial is allowed", || node.state() == NodeState::Up).await;
     // The trial goes on for as long as its answer does, and nothing else may run meanwhile.
-    let trial = fleet.dispatch(&node, 1, 1);
+    let trial = fleet.dispatch(&node, 1, 1, &[]);
     assert_eq!(node.state(), NodeState::BreakerOpen);
     side.started_s.store(6, Ordering::Relaxed);
     eventually("the new process takes all it can", || {

@@ -308,6 +308,9 @@ impl Flow<'_> {
         match usage {
             Some(_) if !converses => {}
             Some(usage) => {
+                if let Some(load) = &answer.load {
+                    load.reported(usage.cached);
+                }
                 let expected = answer.chosen.decision.expected_cached_tokens;
                 self.gateway
                     .metrics
