@@ -13,7 +13,7 @@ export CMAKE
 # The binaries stand where cargo puts them, also when the user moved its target directory.
 TARGET := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help run test setup build lint clients bench-engine bench-gateway bench-peers bench-routing
+.PHONY: help run test setup build lint clients bench-engine bench-gateway bench-peers bench-routing bench-decision
 
 help:
 	@echo 'make run            build and serve: gateway on 127.0.0.1:8080, two engine nodes'
@@ -25,6 +25,7 @@ help:
 	@echo 'make bench-engine   the engine beside the server of llama.cpp (builds it, ~10 minutes)'
 	@echo 'make bench-gateway  the gateway beside SMG and nginx (~15 minutes)'
 	@echo 'make bench-routing  where the gateway and SMG send turns, before simulated nodes (~15 minutes)'
+	@echo 'make bench-decision what choosing a node costs for a turn of 100,000 tokens, 64 nodes'
 	@echo 'make bench-peers    the index beside the crates kv-index and dynamo-kv-router'
 
 setup:
@@ -53,6 +54,9 @@ bench-engine: build
 
 bench-gateway: build
 	@load-tests/scripts/bench-gateway $(ARGS)
+
+bench-decision:
+	@cargo test --release -p homing-gateway --lib -- --nocapture known_turn_is_decided
 
 bench-routing: build
 	@load-tests/scripts/bench-routing $(ARGS)

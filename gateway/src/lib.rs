@@ -27,6 +27,8 @@ pub mod up;
 mod admit;
 mod aliases;
 mod ctx;
+#[cfg(test)]
+mod decision_tests;
 mod decisions;
 mod endpoint;
 mod identify;

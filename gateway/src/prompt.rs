@@ -215,6 +215,30 @@ impl Prompts {
     }
 }
 
+#[cfg(test)]
+impl Prompts {
+    /// One model, of a file and perhaps with another template; none if there is no such file.
+    pub(crate) fn of_model(id: &str, path: &Path, template: Option<&str>) -> Option<Self> {
+        let mut header = read_header(path).ok()?;
+        if let Some(template) = template {
+            let template = ::prompt::gguf::Value::Str(template.into());
+            header
+                .metadata
+                .insert("tokenizer.chat_template".into(), template);
+        }
+        let builder = PromptBuilder::from_gguf(&header).ok()?;
+        let model = Arc::new(Model {
+            id: id.into(),
+            exact: Some((builder, SegmentCache::new(SEGMENT_BYTES_MAX))),
+        });
+        Some(Self {
+            models: vec![Arc::clone(&model)],
+            by_id: [(Arc::clone(&model.id), model)].into(),
+            chains: ChainCache::new(CHAIN_TOKENS_MAX),
+        })
+    }
+}
+
 impl Prompts {
     /// How many tokens a prompt has, nothing of it remembered as a conversation.
     pub(crate) fn count(
