@@ -46,17 +46,14 @@ enum Message {
     FirstToken {
         id: u32,
         t_ms: f64,
-        node: usize,
         cached_tokens: u32,
     },
     Finish {
         id: u32,
         t_ms: f64,
-        node: usize,
         output_tokens: u32,
     },
     Kv {
-        t_ms: f64,
         node: usize,
         #[serde(default)]
         stored: Vec<u32>,
@@ -153,17 +150,14 @@ fn told(homing: &mut Homing, message: Message) -> Result<Option<String>, ExtErro
         Message::FirstToken {
             id,
             t_ms,
-            node,
             cached_tokens,
         } => homing.on_first_token(t_ms, id, cached_tokens),
         Message::Finish {
             id,
             t_ms,
-            node,
             output_tokens,
         } => homing.on_finished(t_ms, id, output_tokens),
         Message::Kv {
-            t_ms,
             node,
             stored,
             removed,

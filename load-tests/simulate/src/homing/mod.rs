@@ -395,3 +395,6 @@ impl Router for Homing {
         self.on_finished(now_ms, id, output_tokens);
     }
 }
+
+#[cfg(test)]
+mod tests;
