@@ -1,8 +1,10 @@
 //! Event streams against the index, from outside: random ones beside the slow twin, broken ones
-//! through the tracker, and a real one from vLLM.
+//! through the tracker, hostile ones, a real one from vLLM, and the published hash vectors.
 
 mod concurrent;
 mod differential;
 mod engine;
+mod hostile;
 mod recovery;
+mod vectors;
 mod vllm_capture;
