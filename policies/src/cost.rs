@@ -148,7 +148,7 @@ pub fn candidate(
     fleet: &FleetView,
     p: &Params,
 ) -> Candidate {
-    let rate = prefill_rate(node, p);
+    let rate = prefill_rate(node, fleet, p);
     let ms = |tokens: f64| tokens * 1000.0 / rate;
     let prefill = |cached| {
         ms(weighted_tokens(
@@ -237,14 +237,18 @@ fn cheapest_source(
     best
 }
 
-/// A measured rate, or the default where there is none or it makes no sense.
-fn prefill_rate(node: &NodeView, p: &Params) -> f64 {
-    let measured = node.prefill_tokens_per_s;
-    if measured.is_finite() && measured >= 1.0 {
-        measured
-    } else {
-        p.prefill_tokens_per_s_default.max(1.0)
-    }
+/// A measured rate; else that of the other nodes, since one that seems slow because nobody knows it
+/// would never be tried; else the default.
+fn prefill_rate(node: &NodeView, fleet: &FleetView, p: &Params) -> f64 {
+    [node.prefill_tokens_per_s, fleet.prefill_tokens_per_s]
+        .into_iter()
+        .find(|rate| is_measured(*rate))
+        .unwrap_or(p.prefill_tokens_per_s_default.max(1.0))
+}
+
+/// Whether a rate is one, and makes sense.
+pub(crate) fn is_measured(tokens_per_s: f64) -> bool {
+    tokens_per_s.is_finite() && tokens_per_s >= 1.0
 }
 
 /// What everybody waits longer who comes until the node has caught up, in all: while the queue and

@@ -15,7 +15,7 @@ use cache_index::ids::NodeId;
 
 use crate::affinity::rendezvous;
 pub use crate::cost::{Candidate, Params, Terms};
-use crate::cost::{candidate, to_f64};
+use crate::cost::{candidate, is_measured, to_f64};
 use crate::eligible::{Ineligible, check};
 use crate::sample::sample;
 use crate::view::{FleetView, NodeView, RequestView};
@@ -161,8 +161,11 @@ pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decis
 /// The nodes worth looking at with their costs, and how many others could take the request.
 fn priced<'a>(req: &RequestView, able: &[&'a NodeView], p: &Params) -> (Vec<Entry<'a>>, usize) {
     let arrivals: f64 = able.iter().map(|view| view.arrivals_per_s).sum();
+    let rates = able.iter().map(|view| view.prefill_tokens_per_s);
+    let rates: Vec<f64> = rates.filter(|rate| is_measured(*rate)).collect();
     let fleet = FleetView {
         arrivals_per_s: arrivals / to_f64(able.len().max(1) as u64),
+        prefill_tokens_per_s: rates.iter().sum::<f64>() / to_f64(rates.len().max(1) as u64),
     };
     let sampled = sample(req, able, &p.sample);
     let passed_over = able.len() - sampled.len();
@@ -226,7 +229,12 @@ fn least_loaded<'a, 'b>(
     let nearest = entries.iter().map(distance).min_by(f64::total_cmp)?;
     let reach = nearest + p.cold_round_trip_slack_ms.max(0.0);
     let nearby = entries.iter().filter(|entry| distance(entry) <= reach);
-    let load = |entry: &Entry<'_>| entry.candidate.cost_ms - entry.candidate.terms.prefill_ms;
+    // Among these, distance decides nothing: the one that happened to answer a health check faster
+    // by a tenth of a millisecond would get every session while all are idle.
+    let load = |entry: &Entry<'_>| {
+        let terms = &entry.candidate.terms;
+        entry.candidate.cost_ms - terms.prefill_ms - terms.round_trip_ms
+    };
     lowest(req, nearby, load)
 }
 

@@ -94,6 +94,8 @@ pub struct FetchCosts {
 pub struct FleetView {
     /// Requests lately sent to a node, in a second, as a mean over the nodes.
     pub arrivals_per_s: f64,
+    /// Prefill rate of the nodes that have one measured, as their mean; 0 where none has.
+    pub prefill_tokens_per_s: f64,
 }
 
 /// One request at the instant of a decision.

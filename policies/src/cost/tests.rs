@@ -207,6 +207,7 @@ fn who_comes_later_waits_for_the_work_and_its_queue() {
     let behind = |node: &NodeView, fleet: f64, p: &Params| {
         let fleet = FleetView {
             arrivals_per_s: fleet,
+            ..FleetView::default()
         };
         candidate(&request(), node, &fleet, p).terms.behind_ms
     };

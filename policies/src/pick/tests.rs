@@ -428,3 +428,35 @@ fn absurd_numbers_still_give_a_decision() {
     assert!(decide(&request(), &[nan, infinite.clone()], &Params::default()).is_ok());
     assert!(decide(&bound_to("b"), &[infinite], &Params::default()).is_ok());
 }
+
+/// A node whose rate nobody has measured counts as its neighbours do; a default far below them would
+/// keep it from ever being tried, and so from ever being measured.
+#[test]
+fn an_unmeasured_node_is_tried() {
+    let fast = |name: &str, tokens_per_s| NodeView {
+        prefill_tokens_per_s: tokens_per_s,
+        ..node(name)
+    };
+    let busy = NodeView {
+        inflight_prefill_tokens: 100,
+        ..fast("a", 50_000.0)
+    };
+    check(
+        &request(),
+        &[busy, fast("b", 0.0)],
+        "b",
+        Reason::LeastLoaded,
+    );
+}
+
+/// A tenth of a millisecond of distance must not gather every session on one of two idle nodes.
+#[test]
+fn among_idle_nodes_nearby_the_one_with_fewest_sessions_is_chosen() {
+    let at = |name: &str, round_trip_ms, bound_sessions| NodeView {
+        round_trip_ms,
+        bound_sessions,
+        ..node(name)
+    };
+    let nodes = [at("a", 0.2, 3), at("b", 0.3, 2)];
+    check(&request(), &nodes, "b", Reason::LeastLoaded);
+}
