@@ -11,7 +11,7 @@ use policies::price::Usage;
 use policies::retry::{Attempts, Outcome, RetryParams, Verdict, after_failure};
 
 use crate::decisions::Routed;
-use crate::fleet::Node;
+use crate::fleet::{Dispatch, Node};
 use crate::ledger::Status;
 use crate::relay::{Answer, End, Flow, Heard, Refusal, Waited, failure, relay, watched};
 use crate::route::{Chosen, Question, choose};
@@ -121,14 +121,14 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
     let (gateway, job) = (flow.gateway, flow.job);
     let node = chosen.node.clone();
     note(flow, &chosen);
-    let uncached = job
-        .prompt
-        .tokens
-        .saturating_sub(chosen.decision.expected_cached_tokens);
-    let output = job.output_tokens_expected;
-    let load = gateway
-        .fleet
-        .dispatch(&node, uncached, output, &job.prompt.chain.hashes);
+    let dispatch = Dispatch {
+        prompt_tokens: job.prompt.tokens,
+        cached_tokens: chosen.decision.expected_cached_tokens,
+        output_tokens: job.output_tokens_expected,
+        chain: &job.prompt.chain.hashes,
+        session: job.session.id.key,
+    };
+    let load = gateway.fleet.dispatch(&node, &dispatch);
     let hears = hears(job, &node);
     let request = NodeRequest {
         path: job.dialect.node_path(),

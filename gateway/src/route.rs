@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use cache_index::block::creditable_blocks;
+use cache_index::block::{BLOCK_TOKENS, creditable_blocks};
 use cache_index::ids::NodeId;
 use cache_index::tiers::Tiers;
 use policies::pick::{Decision, Params, decide};
@@ -53,7 +53,9 @@ pub(crate) fn choose(
                 .iter()
                 .find(|(id, _)| *id == node.id)
                 .map_or(Tiers::default(), |(_, held)| *held);
-            let mut view = node.view(held.at_most(creditable));
+            let blocks = question.prompt.tokens / BLOCK_TOKENS as u64;
+            let held = held.at_most(creditable);
+            let mut view = node.view_for(held, question.session.key, blocks);
             view.bound_sessions = bindings.bound_to(&node.id);
             view
         })

@@ -204,6 +204,11 @@ impl NodeLoad {
         }
     }
 
+    /// It will have no first token: how long it was there says nothing about the node's rate.
+    pub fn broke_off(&mut self, id: u64) {
+        self.prefills.retain(|prefill| prefill.id != id);
+    }
+
     /// It is over, in whatever way.
     pub fn ended(&mut self, now_ms: f64, id: u64) {
         self.first_token(now_ms, id);

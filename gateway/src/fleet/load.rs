@@ -1,95 +1,78 @@
-//! How much has this gateway in flight on a node, and how fast does the node prefill?
+//! What is sent to a node, and when is it over?
 //!
-//! Load is counted in tokens at dispatch, before the node has seen the request, and corrected as
-//! the answer streams. The guard gives back exactly what it still holds, so that a request that
-//! ends in any way leaves nothing behind.
-//!
-//! The rate is learnt at each first token: what the node finished since that request was sent, by
-//! the time it took. A node may serve prompts in order or share its steps between them; then the
-//! first of several that ends has waited for work that nobody has seen finished yet. So the more is
-//! unfinished at that moment, the less the measurement counts.
+//! Load is counted at dispatch, before the node has seen the request, and corrected as the answer
+//! streams; what it comes to is `policies::load`'s to say, as is how fast the node works, which is
+//! learnt from first tokens. The guard gives back exactly what it still holds, so that a request that
+//! ends in any way leaves nothing behind; from one that ends before its first token nothing is
+//! learnt.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+
+use cache_index::block::{BLOCK_TOKENS, BlockHash};
+use policies::load::Sent;
+use policies::view::SessionKey;
 
 use super::knowledge::Lent;
 use super::node::Node;
 
-/// A shorter prefill says more about latencies than about the rate.
-const RATE_TOKENS_MIN: u64 = 64;
+/// A block as a token count.
+const BLOCK_TOKENS_U64: u64 = BLOCK_TOKENS as u64;
+
+/// What a request brings to its node.
+#[derive(Clone, Copy, Debug)]
+pub struct Dispatch<'a> {
+    /// All tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Those that the node is expected to read from cache.
+    pub cached_tokens: u64,
+    /// Tokens that the answer is expected to have.
+    pub output_tokens: u64,
+    /// The prompt's full blocks.
+    pub chain: &'a [BlockHash],
+    /// The conversation that it belongs to.
+    pub session: SessionKey,
+}
+
+impl Dispatch<'_> {
+    /// Full blocks of the prompt, and those that the node has.
+    pub(super) fn blocks(&self) -> (u64, u64) {
+        let prompt = self.prompt_tokens / BLOCK_TOKENS_U64;
+        (prompt, (self.cached_tokens / BLOCK_TOKENS_U64).min(prompt))
+    }
+}
 
 /// A request's share of its node's load; dropping it gives the share back.
 #[must_use = "dropping it gives the share back"]
 pub struct InFlight {
     node: Arc<Node>,
-    prefill_tokens: u64,
+    id: u64,
+    has_begun: bool,
     decode_tokens: u64,
-    /// Prefill tokens that the node had finished when this request joined.
-    done_before: u64,
-    since: Instant,
     lent: Lent,
 }
 
-/// What one first token says of a node's prefill rate.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Measured {
-    /// Prefill tokens that the node finished meanwhile.
-    pub(super) done: u64,
-    /// Those in flight there that it has not finished.
-    pub(super) unfinished: u64,
-    /// How long it took.
-    pub(super) seconds: f64,
-}
-
-/// Weight of a measurement with nothing unfinished: about ten requests outweigh all before them.
-const RATE_WEIGHT: f64 = 0.2;
-/// A first measurement must have seen this share of the work finished.
-const FIRST_SHARE_MIN: f64 = 0.5;
-
-impl Measured {
-    /// The rate after this measurement, in tokens per second; 0.0 before the first.
-    #[expect(clippy::cast_precision_loss, reason = "far below 2^52 tokens")]
-    pub(super) fn learnt(self, before: f64) -> f64 {
-        let Self {
-            done,
-            unfinished,
-            seconds,
-        } = self;
-        if seconds <= 0.0 || done == 0 {
-            return before;
-        }
-        let rate = done as f64 / seconds;
-        let share = done as f64 / done.saturating_add(unfinished) as f64;
-        match before > 0.0 {
-            true => before + RATE_WEIGHT * share * (rate - before),
-            false if share >= FIRST_SHARE_MIN => rate,
-            false => before,
-        }
-    }
-}
-
 impl InFlight {
-    pub(super) fn new(
-        node: &Arc<Node>,
-        prefill_tokens: u64,
-        decode_tokens: u64,
-        lent: Lent,
-    ) -> Self {
-        node.load
-            .prefill_tokens
-            .fetch_add(prefill_tokens, Ordering::Relaxed);
-        node.load
-            .decode_tokens
-            .fetch_add(decode_tokens, Ordering::Relaxed);
-        node.load.requests.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn new(node: &Arc<Node>, dispatch: &Dispatch<'_>, lent: Lent) -> Self {
+        let load = &node.load;
+        let id = load.dispatched.fetch_add(1, Ordering::Relaxed);
+        let (prompt, cached) = dispatch.blocks();
+        let sent = Sent {
+            cached_tokens: dispatch.cached_tokens,
+            prompt_tokens: dispatch.prompt_tokens,
+            output_tokens: dispatch.output_tokens,
+            pool_blocks: prompt - cached,
+        };
+        node.with_work(|work, now_ms| work.dispatched(now_ms, id, sent));
+        load.decode_tokens
+            .fetch_add(dispatch.output_tokens, Ordering::Relaxed);
+        load.requests.fetch_add(1, Ordering::Relaxed);
         node.with_breaker(|breaker, now_ms| breaker.on_dispatch(now_ms));
         Self {
             node: Arc::clone(node),
-            prefill_tokens,
-            decode_tokens,
-            done_before: node.load.prefill_done.load(Ordering::Relaxed),
-            since: Instant::now(),
+            id,
+            has_begun: false,
+            decode_tokens: dispatch.output_tokens,
             lent,
         }
     }
@@ -102,21 +85,12 @@ impl InFlight {
     /// The first token arrived: prefill is over, and its rate is learnt from it. Later calls do
     /// nothing.
     pub fn first_token(&mut self) {
-        self.lent.first_token();
-        let own = std::mem::take(&mut self.prefill_tokens);
-        if own == 0 {
+        if std::mem::replace(&mut self.has_begun, true) {
             return;
         }
-        let load = &self.node.load;
-        let before = load.prefill_tokens.fetch_sub(own, Ordering::Relaxed);
-        let done = load.prefill_done.fetch_add(own, Ordering::Relaxed) + own;
-        if own >= RATE_TOKENS_MIN {
-            load.learn_prefill_rate(Measured {
-                done: done - self.done_before,
-                unfinished: before.saturating_sub(own),
-                seconds: self.since.elapsed().as_secs_f64(),
-            });
-        }
+        self.lent.first_token();
+        self.node
+            .with_work(|work, now_ms| work.first_token(now_ms, self.id));
     }
 
     /// The node has said how many of the prompt's tokens it read from cache.
@@ -138,63 +112,17 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         let load = &self.node.load;
-        load.prefill_tokens
-            .fetch_sub(self.prefill_tokens, Ordering::Relaxed);
+        self.node.with_work(|work, now_ms| {
+            if !self.has_begun {
+                work.broke_off(self.id);
+            }
+            work.ended(now_ms, self.id);
+        });
         load.decode_tokens
             .fetch_sub(self.decode_tokens, Ordering::Relaxed);
         load.requests.fetch_sub(1, Ordering::Relaxed);
         // Where an outcome was reported before, this changes nothing.
         self.node
             .with_breaker(|breaker, now_ms| breaker.on_neutral(now_ms));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    //! Catches a rate that falls to a fraction because a node shares its steps between prompts.
-    use super::Measured;
-
-    /// What is learnt when so many prompts of 100 tokens are sent at once to a node that does 1,000
-    /// a second; `finished` are the moments at which they end.
-    fn learnt(finished: &[f64]) -> Vec<f64> {
-        let mut rate = 0.0;
-        let rates = finished.iter().zip(1..).map(|(seconds, count)| {
-            let all = finished.len() as u64;
-            rate = Measured {
-                done: 100 * count,
-                unfinished: 100 * (all - count),
-                seconds: *seconds,
-            }
-            .learnt(rate);
-            rate
-        });
-        rates.collect()
-    }
-
-    #[test]
-    fn prompts_in_order_and_side_by_side_give_the_same_rate() {
-        let in_order = learnt(&[0.1, 0.2, 0.3, 0.4, 0.5]);
-        assert_eq!(in_order[..2], [0.0, 0.0]);
-        assert!(
-            in_order[2..]
-                .iter()
-                .all(|rate| (rate - 1000.0).abs() < 1e-6)
-        );
-        let side_by_side = learnt(&[0.5; 5]);
-        assert!(
-            side_by_side[2..].iter().all(|rate| *rate >= 600.0),
-            "{side_by_side:?}"
-        );
-        // Once known, it hardly moves.
-        let mut rate = 1000.0;
-        for count in (1..=5).cycle().take(50) {
-            let measured = Measured {
-                done: 100 * count,
-                unfinished: 500 - 100 * count,
-                seconds: 0.5,
-            };
-            rate = measured.learnt(rate);
-            assert!(rate > 650.0, "{rate}");
-        }
     }
 }

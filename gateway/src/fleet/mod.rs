@@ -30,7 +30,7 @@ mod probe;
 mod replay;
 
 use self::knowledge::Knowledge;
-pub use load::InFlight;
+pub use load::{Dispatch, InFlight};
 pub use node::{Facts, Node};
 
 /// Why an attempt on a node failed, as far as it is the node's fault.
@@ -164,17 +164,15 @@ impl Fleet {
         salts.insert(salt.into());
     }
 
-    /// Counts a request's tokens on a node until the guard is dropped, and expects the node to hold
-    /// its blocks, `chain`, until then.
-    pub fn dispatch(
-        &self,
-        node: &Arc<Node>,
-        uncached_prefill_tokens: u64,
-        decode_tokens: u64,
-        chain: &[BlockHash],
-    ) -> InFlight {
-        let lent = self.knowledge.lend(node, chain);
-        InFlight::new(node, uncached_prefill_tokens, decode_tokens, lent)
+    /// Counts a request on a node until the guard is dropped, and expects the node to hold its
+    /// blocks from now on.
+    pub fn dispatch(&self, node: &Arc<Node>, dispatch: &Dispatch<'_>) -> InFlight {
+        for other in self.nodes.iter().filter(|other| !Arc::ptr_eq(other, node)) {
+            other.left_by(dispatch.session);
+        }
+        node.used_by(dispatch);
+        let lent = self.knowledge.lend(node, dispatch.chain);
+        InFlight::new(node, dispatch, lent)
     }
 
     /// An attempt failed by the node's fault: the breaker counts it, and a refused connection takes

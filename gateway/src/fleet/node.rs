@@ -15,10 +15,12 @@ use cache_index::ids::NodeId;
 use cache_index::tiers::Tiers;
 use cache_index::trust::Trust;
 use policies::breaker::{Breaker, BreakerParams, Gate};
-use policies::view::{FetchCosts, NodeState, NodeView};
+use policies::load::NodeLoad;
+use policies::view::{FetchCosts, NodeState, NodeView, SessionKey};
+use policies::working_set::WorkingSet;
 use tokio::sync::{Notify, watch};
 
-use super::load::Measured;
+use super::load::Dispatch;
 use crate::config::NodeConfig;
 
 /// What a node says of itself.
@@ -94,28 +96,16 @@ const SALTS_ABSENT: u8 = 1;
 /// A chain has begun with a salt of ours.
 const SALTS_SEEN: u8 = 2;
 
-/// What this gateway has in flight on a node, and how fast the node prefills.
+/// What this gateway has in flight on a node.
 #[derive(Default)]
 pub(super) struct Load {
     pub(super) requests: AtomicU64,
-    pub(super) prefill_tokens: AtomicU64,
-    /// Prefill tokens of this gateway's that the node has finished.
-    pub(super) prefill_done: AtomicU64,
+    /// Requests that were ever sent there; their numbers.
+    pub(super) dispatched: AtomicU64,
+    /// Output tokens still expected; counted down as answers stream.
     pub(super) decode_tokens: AtomicU64,
-    /// Bits of an `f64`: tokens per second; 0.0 before the first measurement.
-    prefill_rate: AtomicU64,
-}
-
-impl Load {
-    pub(super) fn prefill_rate(&self) -> f64 {
-        f64::from_bits(self.prefill_rate.load(Ordering::Relaxed))
-    }
-
-    /// Takes one measurement in. Two at once may lose one of them, which does no harm.
-    pub(super) fn learn_prefill_rate(&self, measured: Measured) {
-        let after = measured.learnt(self.prefill_rate());
-        self.prefill_rate.store(after.to_bits(), Ordering::Relaxed);
-    }
+    work: Mutex<NodeLoad>,
+    sessions: Mutex<WorkingSet>,
 }
 
 impl Node {
@@ -241,31 +231,80 @@ impl Node {
     }
 
     /// The node as a decision sees it, which holds so many leading blocks of the prompt. How many
-    /// sessions are bound to it is the caller's to add.
+    /// sessions are bound to it is the caller's to add, and what their caches mean to the request
+    /// ([`Node::view_for`]).
     pub fn view(&self, overlap: Tiers) -> NodeView {
         let state = self.state();
         let facts = self.facts.load();
-        NodeView {
+        self.with_work(|work, now_ms| NodeView {
             id: self.id.clone(),
             region: self.region.clone(),
             state,
             round_trip_ms: facts.round_trip_ms,
-            inflight_prefill_tokens: self.load.prefill_tokens.load(Ordering::Relaxed),
+            inflight_prefill_tokens: work.prefill_tokens(now_ms),
             inflight_decode_tokens: self.load.decode_tokens.load(Ordering::Relaxed),
-            prefill_tokens_per_s: self.load.prefill_rate(),
-            context_doubles_tokens: 0.0,
+            prefill_tokens_per_s: work.tokens_per_s(),
+            context_doubles_tokens: work.context_doubles_tokens(),
             pool_blocks: facts.pool_blocks,
-            pool_used_blocks: facts.pool_used_blocks,
+            // What the node said last, or what was sent there since.
+            pool_used_blocks: facts.pool_used_blocks.max(work.pool_blocks()),
             overlap_blocks: overlap.device,
             overlap_tiers: overlap,
             fetch_ms_per_block: FetchCosts::default(),
             node_block_tokens: facts.block_tokens,
             context_max: facts.context_max,
             bound_sessions: 0,
-            arrivals_per_s: 0.0,
-            busy_share: 0.0,
+            arrivals_per_s: work.arrivals_per_s(now_ms),
+            busy_share: work.busy_share(now_ms),
             kept_ms: f64::INFINITY,
+        })
+    }
+
+    /// The node as a decision about a turn of this session sees it, whose prompt has so many blocks.
+    pub fn view_for(&self, overlap: Tiers, session: SessionKey, prompt_blocks: u64) -> NodeView {
+        let mut view = self.view(overlap);
+        let pool = view.pool_blocks;
+        if pool == 0 {
+            return view;
         }
+        self.with_sessions(|sessions, now_ms| {
+            if let Some(kept) = sessions.kept_blocks(session, pool) {
+                let kept = usize::try_from(kept).unwrap_or(usize::MAX);
+                view.overlap_blocks = view.overlap_blocks.min(kept);
+            }
+            view.kept_ms = sessions.kept_ms(now_ms, pool, prompt_blocks, session);
+        });
+        view
+    }
+
+    /// A turn of a session goes here.
+    pub(super) fn used_by(&self, dispatch: &Dispatch<'_>) {
+        let (prompt, cached) = dispatch.blocks();
+        self.with_sessions(|sessions, now_ms| {
+            sessions.used(now_ms, dispatch.session, prompt, cached);
+        });
+    }
+
+    /// A turn of a session goes elsewhere.
+    pub(super) fn left_by(&self, session: SessionKey) {
+        self.with_sessions(|sessions, _| sessions.left(session));
+    }
+
+    pub(super) fn with_work<T>(&self, act: impl FnOnce(&mut NodeLoad, f64) -> T) -> T {
+        let now_ms = self.born.elapsed().as_secs_f64() * 1000.0;
+        let mut work = self
+            .load
+            .work
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        act(&mut work, now_ms)
+    }
+
+    fn with_sessions<T>(&self, act: impl FnOnce(&mut WorkingSet, u64) -> T) -> T {
+        let now_ms = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let sessions = &self.load.sessions;
+        let mut sessions = sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        act(&mut sessions, now_ms)
     }
 
     pub(super) fn set_facts(&self, change: impl FnOnce(&mut Facts)) {

@@ -38,6 +38,17 @@ fn idle_node() -> (Arc<Fleet>, Arc<Node>) {
     (fleet, node)
 }
 
+/// A prompt that no cache has.
+fn sent(prompt_tokens: u64, output_tokens: u64, chain: &[BlockHash]) -> Dispatch<'_> {
+    Dispatch {
+        prompt_tokens,
+        cached_tokens: 0,
+        output_tokens,
+        chain,
+        session: policies::view::SessionKey(1),
+    }
+}
+
 /// Would catch load that is not given back, or given back twice, however a request ends.
 #[test]
 fn a_guard_gives_back_what_it_took() {
@@ -50,20 +61,58 @@ fn a_guard_gives_back_what_it_took() {
             view.inflight_decode_tokens,
         )
     };
-    let mut first = fleet.dispatch(&node, 1000, 50, &[]);
-    let second = fleet.dispatch(&node, 10, 5, &[]);
-    assert_eq!(load(&node), (2, 1010, 55));
+    let mut first = fleet.dispatch(&node, &sent(1000, 50, &[]));
+    let second = fleet.dispatch(&node, &sent(10, 5, &[]));
+    // A little more than its tokens: they attend to each other.
+    let (requests, prefill, decode) = load(&node);
+    assert_eq!((requests, decode), (2, 55));
+    assert!((1010..1030).contains(&prefill), "{prefill}");
     first.first_token();
     first.first_token();
-    assert_eq!(load(&node), (2, 10, 55));
+    let (requests, prefill, decode) = load(&node);
+    assert_eq!((requests, decode), (2, 55));
+    assert!((1..=10).contains(&prefill), "{prefill}");
     first.decoded(20);
-    assert_eq!(load(&node), (2, 10, 35));
+    assert_eq!(load(&node).2, 35);
     first.decoded(1000);
-    assert_eq!(load(&node), (2, 10, 5));
+    assert_eq!(load(&node).2, 5);
     drop(first);
     drop(second);
     assert_eq!(load(&node), (0, 0, 0));
-    assert!(node.view(Tiers::default()).prefill_tokens_per_s > 0.0);
+    let rate = node.view(Tiers::default()).prefill_tokens_per_s;
+    assert!(rate > 0.0);
+    // What fails at once says nothing of how fast the node is.
+    drop(fleet.dispatch(&node, &sent(100_000, 1, &[])));
+    assert_eq!(load(&node), (0, 0, 0));
+    let after = node.view(Tiers::default()).prefill_tokens_per_s;
+    assert!((after - rate).abs() < 1e-9, "{after} after {rate}");
+}
+
+/// Would catch a session that counts on two nodes, or one that is promised a prefix which its node's
+/// pool has no room for.
+#[test]
+fn a_pool_keeps_what_its_last_sessions_used() {
+    let (fleet, node) = idle_node();
+    node.set_facts(|facts| facts.pool_blocks = 100);
+    let of = |session: u128, prompt_tokens| Dispatch {
+        session: policies::view::SessionKey(session),
+        ..sent(prompt_tokens, 1, &[])
+    };
+    let seen = |session: u128, blocks| {
+        let session = policies::view::SessionKey(session);
+        node.view_for(Tiers::on_device(1000), session, blocks)
+    };
+    drop(fleet.dispatch(&node, &of(1, 80 * 16)));
+    assert_eq!(seen(1, 80).overlap_blocks, 80);
+    assert!(seen(2, 20).kept_ms.is_infinite() && seen(2, 30).kept_ms.is_finite());
+    drop(fleet.dispatch(&node, &of(2, 40 * 16)));
+    // The end of the older prompt is pushed out.
+    assert_eq!(
+        (seen(2, 40).overlap_blocks, seen(1, 80).overlap_blocks),
+        (40, 60)
+    );
+    node.left_by(policies::view::SessionKey(2));
+    assert_eq!(seen(1, 80).overlap_blocks, 80);
 }
 
 /// Would catch a node that is tried again and again after it has failed, or never again.
@@ -207,7 +256,7 @@ async fn another_process_starts_without_the_failures_of_the_last() {
     assert_eq!(node.state(), NodeState::BreakerOpen);
     eventually("a trial is allowed", || node.state() == NodeState::Up).await;
     // The trial goes on for as long as its answer does, and nothing else may run meanwhile.
-    let trial = fleet.dispatch(&node, 1, 1, &[]);
+    let trial = fleet.dispatch(&node, &sent(1, 1, &[]));
     assert_eq!(node.state(), NodeState::BreakerOpen);
     side.started_s.store(6, Ordering::Relaxed);
     eventually("the new process takes all it can", || {

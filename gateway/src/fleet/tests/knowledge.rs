@@ -29,8 +29,8 @@ fn one_node(events: Option<&str>) -> (Arc<Fleet>, Arc<Node>) {
 fn siblings_are_expected_where_the_first_one_went() {
     let (fleet, node) = one_node(Some("tcp://127.0.0.1:9"));
     let tokens = prompt(0, 8);
-    let first = fleet.dispatch(&node, 128, 10, &chain(&tokens, SALT));
-    let second = fleet.dispatch(&node, 128, 10, &chain(&tokens[..64], SALT));
+    let first = fleet.dispatch(&node, &sent(128, 10, &chain(&tokens, SALT)));
+    let second = fleet.dispatch(&node, &sent(128, 10, &chain(&tokens[..64], SALT)));
     assert_eq!(held(&fleet, &prompt(0, 20), SALT), 8);
     assert_eq!(held(&fleet, &tokens, "another scope"), 0);
     drop(first);
@@ -47,14 +47,14 @@ fn siblings_are_expected_where_the_first_one_went() {
 fn a_node_without_events_is_judged_by_what_was_sent_there() {
     let (fleet, node) = one_node(None);
     let (old, new) = (prompt(0, 20), prompt(10_000, 20));
-    drop(fleet.dispatch(&node, 320, 10, &chain(&old, SALT)));
+    drop(fleet.dispatch(&node, &sent(320, 10, &chain(&old, SALT))));
     assert_eq!(
         held(&fleet, &old, SALT),
         0,
         "it broke before its first token"
     );
     let serve = |tokens: &[u32], cached: u64| {
-        let mut request = fleet.dispatch(&node, 320, 10, &chain(tokens, SALT));
+        let mut request = fleet.dispatch(&node, &sent(320, 10, &chain(tokens, SALT)));
         request.first_token();
         request.reported(cached);
     };
@@ -178,6 +178,6 @@ fn two_nodes_of_one_name_are_the_first_of_them() {
     let fleet = Fleet::new(&[config(addr, None, None), config(addr, None, None)]);
     let nodes = fleet.nodes();
     let tokens = prompt(0, 4);
-    let _request = fleet.dispatch(&nodes[1], 64, 1, &chain(&tokens, SALT));
+    let _request = fleet.dispatch(&nodes[1], &sent(64, 1, &chain(&tokens, SALT)));
     assert_eq!(fleet.known(MODEL, &chain(&tokens, SALT)).len(), 1);
 }
