@@ -99,6 +99,10 @@ impl fmt::Display for NoNode {
 
 impl std::error::Error for NoNode {}
 
+/// Nodes whose loads differ by less than this share of a cold request's own prefill are equally good
+/// places for it; the one with the fewest sessions gets it.
+const COLD_LOAD_SLACK: f64 = 0.1;
+
 /// A candidate together with the node it was computed from.
 struct Entry<'a> {
     candidate: Candidate,
@@ -235,7 +239,16 @@ fn least_loaded<'a, 'b>(
         let terms = &entry.candidate.terms;
         entry.candidate.cost_ms - terms.prefill_ms - terms.round_trip_ms
     };
-    lowest(req, nearby, load)
+    // Nor does what two learnt rates differ by, as long as it is little beside the request's own work.
+    let nearby: Vec<&Entry<'_>> = nearby.collect();
+    let least = nearby
+        .iter()
+        .copied()
+        .min_by(|a, b| load(a).total_cmp(&load(b)))?;
+    let slack = COLD_LOAD_SLACK * least.candidate.terms.prefill_ms.max(0.0);
+    let most = load(least) + slack;
+    let as_good = nearby.into_iter().filter(|entry| load(entry) <= most);
+    as_good.min_by(|a, b| tie_break(req, a.view, b.view))
 }
 
 fn lowest<'a, 'b: 'a>(

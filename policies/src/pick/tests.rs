@@ -67,7 +67,7 @@ fn the_reason_says_what_decided() {
         Reason::Session,
     );
     let busy = NodeView {
-        inflight_prefill_tokens: 1,
+        inflight_prefill_tokens: 1000,
         ..node("a")
     };
     check(
@@ -77,7 +77,7 @@ fn the_reason_says_what_decided() {
         Reason::LeastLoaded,
     );
     let decoding = NodeView {
-        inflight_decode_tokens: 1,
+        inflight_decode_tokens: 20_000,
         ..node("b")
     };
     check(&request(), &[node("a"), decoding], "a", Reason::LeastLoaded);

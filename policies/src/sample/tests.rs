@@ -37,6 +37,27 @@ fn the_holders_the_idle_and_the_bound_node_are_looked_at() {
     assert!(sampled.is_sorted());
 }
 
+/// Idle nodes always differ by some fraction of a millisecond; the same few of them must not get
+/// every session.
+#[test]
+fn all_idle_nodes_are_looked_at_in_turn() {
+    let mut nodes: Vec<NodeView> = (0..64).map(|at| node(&at.to_string())).collect();
+    for (at, node) in nodes.iter_mut().enumerate() {
+        node.round_trip_ms = 0.2 + at as f64 / 1000.0;
+    }
+    for session in 0..64 {
+        let request = RequestView {
+            session: SessionKey(session),
+            ..request()
+        };
+        let chosen = decide(&request, &nodes, &Params::default()).expect("a node");
+        let at = nodes.iter().position(|node| node.id == chosen.node);
+        nodes[at.expect("one of them")].bound_sessions += 1;
+    }
+    let bound: Vec<u64> = nodes.iter().map(|node| node.bound_sessions).collect();
+    assert!(bound.iter().all(|bound| *bound == 1), "{bound:?}");
+}
+
 #[test]
 fn sampled_decisions_cost_about_what_full_ones_do() {
     // The slow twin looks at everybody.
