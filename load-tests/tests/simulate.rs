@@ -242,3 +242,168 @@ fn mooncakes_file_and_its_re_coding_give_the_same_requests() {
         }
     }
 }
+
+/// Sessions of three turns behind one system prompt.
+fn small_trace() -> String {
+    let mut text = "{\"name\":\"small\",\"block\":512,\"mode\":\"closed\"}\n".to_owned();
+    for session in 0..20 {
+        let first = session * 3;
+        let (from, keep, new) = if session == 0 { (-1, 0, 4) } else { (0, 2, 2) };
+        text += &format!("[0,{session},2100,40,-1,0,{from},{keep},{new}]\n");
+        for turn in 1..3 {
+            let before = first + turn - 1;
+            let keep = 3 + turn;
+            text += &format!("[0,{session},2700,40,{before},3000,{before},{keep},1]\n");
+        }
+    }
+    text
+}
+
+fn simulate(arguments: &[&str]) -> std::process::Output {
+    Command::new(env!("CARGO_BIN_EXE_homing-load"))
+        .arg("simulate")
+        .args(arguments)
+        .output()
+        .expect("homing-load runs")
+}
+
+/// Would a script that reads the JSON find other names, or a packed trace give another result?
+#[test]
+fn the_command_line_writes_table_json_and_page() {
+    let scratch = tempfile::tempdir().expect("a temporary directory");
+    let at = |name: &str| scratch.path().join(name).display().to_string();
+    let (plain, packed) = (at("t.trie"), at("t.trie.zst"));
+    fs::write(&plain, small_trace()).expect("written");
+    let bytes = zstd::encode_all(small_trace().as_bytes(), 3).expect("packs");
+    fs::write(&packed, bytes).expect("written");
+    let common = [
+        "--nodes",
+        "2",
+        "--capacity",
+        "60",
+        "--users",
+        "6",
+        "--horizon",
+        "300",
+        "--warm",
+        "60",
+        "--seeds",
+        "2",
+        "--policy",
+        "all",
+    ];
+    let (json, html) = (at("out.json"), at("out.html"));
+    let to_files = [
+        &common[..],
+        &["--trace", &plain, "--json", &json, "--html", &html],
+    ]
+    .concat();
+    let output = simulate(&to_files);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let table = String::from_utf8(output.stdout).expect("text");
+    for expected in ["small", "homing", "round-robin", "llm-d", "oracle", "floor"] {
+        assert!(table.contains(expected), "{expected} is not in\n{table}");
+    }
+    let text = fs::read_to_string(&json).expect("written");
+    let reports: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let report = &reports[0];
+    assert_eq!(report["trace"], "small");
+    assert_eq!(report["slice"], "dev");
+    let rows = report["rows"].as_array().expect("rows");
+    assert!(rows.len() > 60);
+    for row in rows {
+        assert_eq!(row["seeds"], serde_json::json!([1, 2]));
+        let mean = &row["mean"];
+        for figure in [
+            "requests",
+            "hit_ratio",
+            "ttft_mean_ms",
+            "ttft_p99_ms",
+            "balance",
+        ] {
+            assert!(mean[figure].is_f64(), "{figure} of {}", row["label"]);
+        }
+        assert!(mean["requests"].as_f64() > Some(20.0));
+    }
+    assert_eq!(report["distances"][0]["figure"], "ttft_mean_ms");
+    assert!(report["distances"][0]["reference"]["ratio"].is_f64());
+    let page = fs::read_to_string(&html).expect("written");
+    assert!(page.contains("<svg") && !page.contains("http"));
+    // The same again, packed, on one thread and to stdout: the seed decides everything.
+    let to_stdout = [
+        &common[..],
+        &["--trace", &packed, "--json", "-", "--jobs", "1"],
+    ]
+    .concat();
+    let output = simulate(&to_stdout);
+    assert_eq!(String::from_utf8(output.stdout).expect("text"), text);
+}
+
+/// Would a slip be played as something else, or end without saying what to do?
+#[test]
+fn a_wrong_command_line_is_refused_by_name() {
+    let scratch = tempfile::tempdir().expect("a temporary directory");
+    let at = |name: &str| scratch.path().join(name).display().to_string();
+    let (trace, broken) = (at("t.trie"), at("broken.trie"));
+    fs::write(&trace, small_trace()).expect("written");
+    fs::write(&broken, small_trace().replace("[0,3,", "[0,x,")).expect("written");
+    let check = |arguments: &[&str], code: i32, expected: &str| {
+        let output = simulate(arguments);
+        let error = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
+        assert!(error.contains(expected), "{arguments:?}: {error}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    };
+    let with = |more: &[&'static str]| -> Vec<String> {
+        let start = ["--trace", &trace].map(str::to_owned);
+        start
+            .into_iter()
+            .chain(more.iter().map(|m| (*m).to_owned()))
+            .collect()
+    };
+    let table: &[(&[&'static str], &str)] = &[
+        (&[], "--users: needed"),
+        (&["--users", "0"], "--users: at least 1"),
+        (&["--users", "2", "--copies", "2"], "cannot be used with"),
+        (&["--users", "2", "--nodes", "0"], "--nodes: from 1"),
+        (
+            &["--users", "2", "--capacity", "2"],
+            "--capacity: at least 3",
+        ),
+        (&["--users", "2", "--seeds", "0"], "--seeds: at least 1"),
+        (&["--users", "2", "--horizon", "0"], "--horizon: above 0 seconds"),
+        (
+            &["--users", "2", "--warm", "5000"],
+            "--warm: before the end",
+        ),
+        (&["--users", "2", "--policy", "best"], "no policy \"best\""),
+        (
+            &["--users", "2", "--policy", "oracle:q=1"],
+            "no parameter \"q\"",
+        ),
+        (&["--users", "2", "--regions", "9"], "--regions"),
+        (
+            &["--users", "2", "--weights", "1,2"],
+            "--weights: one number for each region",
+        ),
+        (&["--users", "2", "--roam", "2"], "--roam: from 0 to 1"),
+    ];
+    for (arguments, expected) in table {
+        let arguments = with(arguments);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        check(&arguments, 2, expected);
+    }
+    check(
+        &["--scenario", "none", "--traces", "."],
+        2,
+        "\"none\" is none of all, agentic-ample",
+    );
+    check(&["--scenario", "all"], 2, "--traces");
+    check(&[], 2, "--trace");
+    check(&["--trace", &at("missing"), "--users", "1"], 1, "missing");
+    check(&["--trace", &broken, "--users", "1"], 1, "line 11");
+}
