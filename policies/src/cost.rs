@@ -9,8 +9,8 @@
 //! `b` weighs the request's own prefill. Without `behind_ms` a single weight has to stand for all
 //! that others lose by it, and replays of public agent traces found 4 to 8 best. Spelled out, that
 //! loss grows with the square of the prefill, with how often others come, and with how busy the
-//! node is: moving a short context is cheap, a long one dear. Replays then find 1 best, which is
-//! what the request itself waits.
+//! node is: moving a short context is cheap, a long one dear. The replays then find 3 best, and all
+//! between 1 and 4 good.
 
 use cache_index::block::BLOCK_TOKENS;
 use cache_index::ids::NodeId;
@@ -73,8 +73,8 @@ impl Default for Params {
             behind_per_s_max: 8.0,
             pool_share: 0.7,
             pool_wait_ms: 20_000.0,
-            live: 3.0,
-            live_fade_ms: 180_000.0,
+            live: 5.0,
+            live_fade_ms: 240_000.0,
             decode_interference: 0.05,
             cold_overlap_share: 0.2,
             cold_overlap_tokens_min: 64,

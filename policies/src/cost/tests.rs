@@ -262,7 +262,7 @@ fn what_is_pushed_out_counts_the_more_the_sooner_it_was_used() {
     assert_eq!(live(f64::INFINITY), 0.0);
     assert_eq!(live(0.0), 1700.0);
     assert_eq!(live(-5.0), 1700.0);
-    assert!((live(180_000.0) - 1700.0 / 1_f64.exp()).abs() < 1e-6);
+    assert!((live(weighted().live_fade_ms) - 1700.0 / 1_f64.exp()).abs() < 1e-6);
 }
 
 #[test]
