@@ -19,6 +19,10 @@ use crate::prompt::{Hashed, Model, Planned, Prompts};
 use crate::route::{Question, choose};
 use crate::session::{Bindings, session_of};
 
+/// The program's own: figures are to be its.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const NODES: usize = 64;
 const PROMPT_TOKENS: usize = 100_000;
 const SALT: &str = "0123456789abcdef";
@@ -248,4 +252,30 @@ fn a_known_turn_is_decided_by_what_is_new() {
     shown("known but for its last turn", &grown);
     shown("rendered whole", &whole);
     shown("cold", &cold);
+}
+
+/// Would catch a conversation that goes back and is continued from where it no longer is.
+#[test]
+fn a_conversation_that_goes_back_is_made_as_if_it_were_new() {
+    let Some(known) = Gateway::new(None) else {
+        eprintln!("skipped: there is no model file; run `make setup`");
+        return;
+    };
+    let mut agent = Agent::new();
+    for back in [0, 0, 0, 2, 0, 4, 1, 0, 6, 3] {
+        // Not always to the end of a turn.
+        agent.messages.truncate(agent.messages.len() - back);
+        agent.turn();
+        let body = agent.body();
+        let turn = known.read(Fields::parse(body.as_bytes()).expect("JSON"));
+        let (prompt, hashed) = known.plan(&turn);
+        let fresh = Gateway::new(None).expect("a model file");
+        let (whole, _) = fresh.plan(&turn);
+        assert_eq!(prompt.token_ids(), whole.token_ids());
+        assert_eq!(prompt.chain.hashes, whole.chain.hashes);
+        assert!(
+            back > 0 || hashed.new < 200 || hashed.known == 0,
+            "{hashed:?}"
+        );
+    }
 }

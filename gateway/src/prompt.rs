@@ -283,14 +283,16 @@ fn made(
     let (builder, segments) = exact;
     let segments = &segments.for_scope(salt);
     let chat_input = &chat_input(chat, unix_seconds);
-    let begun = last.held.as_ref().and_then(|held| held.continued_by(chat));
-    let grown = begun.and_then(|begun| {
+    let held = last.held.as_ref();
+    let mut before = held.map_or(&[][..], |held| held.continued_by(chat));
+    let grown = before.last().and_then(|begun| {
         let grown = builder.chat_grown(begun, &last.known.tokens, chat_input, segments)?;
         Some((begun.tokens(), grown))
     });
     let (shared, prompt, begun) = match grown {
         Some((shared, (prompt, begun))) => (shared, prompt, Some(begun)),
         None => {
+            before = &[];
             let made = builder.chat_begun(chat_input, segments);
             let (prompt, begun) = made.map_err(|error| refusal(&error))?;
             (0, prompt, begun)
@@ -299,7 +301,7 @@ fn made(
     Ok(Made {
         prompt,
         shared,
-        held: begun.map(|begun| Held::new(chat, begun)),
+        held: begun.map(|begun| Held::new(chat, before, begun)),
     })
 }
 

@@ -46,9 +46,10 @@ impl Shared {
         result
     }
 
-    /// Whether both are the same; of turns of one conversation, the address usually says so.
+    /// Whether both are the same, down to the order of keys, in which templates print them. Of
+    /// turns of one conversation, the address usually says so.
     pub fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.0.value == other.0.value
+        Arc::ptr_eq(&self.0, &other.0) || self.json() == other.json()
     }
 }
 
@@ -105,5 +106,33 @@ impl From<Shared> for Value {
             Ok(inner) => inner.value,
             Err(shared) => shared.value.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Catches two prompts that are taken for one although a template prints them in two ways.
+    use super::Shared;
+    use serde_json::json;
+
+    #[test]
+    fn the_order_of_keys_counts() {
+        let [one, other] = [json!({"a": 1, "b": 2}), json!({"b": 2, "a": 1})];
+        assert_eq!(one, other);
+        let [one, other] = [one, other].map(Shared::from);
+        assert_ne!(one, other);
+        assert_eq!(one, one.clone());
+        assert_eq!(one, Shared::from(json!({"a": 1, "b": 2})));
+    }
+
+    #[test]
+    fn an_edit_is_ones_own() {
+        let mut one = Shared::from(json!([1]));
+        let other = one.clone();
+        assert_eq!(one.json(), "[1]");
+        one.edit(|value| value[0] = json!(2));
+        assert_eq!((one.json(), other.json()), ("[2]", "[1]"));
+        one.edit(|value| value[0] = json!(3));
+        assert_eq!(one.json(), "[3]");
     }
 }

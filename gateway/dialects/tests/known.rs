@@ -436,3 +436,20 @@ fn a_responses_request_reads_the_same() {
     let sound: usize = (0..400).map(|seed| check(&RESPONSES, seed)).sum();
     assert!(sound > 500, "{sound} turns were sound");
 }
+
+/// Would catch a long text that is taken for another because it looks alike where it is sampled.
+#[test]
+fn long_texts_that_differ_in_a_letter_are_told_apart() {
+    let known = Known::new(1 << 20);
+    let reader = known.reader("a", Options::default());
+    for at in (0..3000).step_by(37) {
+        let mut text = "x".repeat(3000);
+        text.replace_range(at..=at, "y");
+        let messages = [format!(r#"{{"role":"user","content":"{text}"}}"#)];
+        let body = (CHAT.body)(&messages, "");
+        assert_eq!(
+            (CHAT.fast)(&body, &reader),
+            (CHAT.slow)(&body, Options::default())
+        );
+    }
+}

@@ -31,6 +31,9 @@ pub(crate) struct Hashed {
     pub(crate) known: usize,
 }
 
+/// Turns of a conversation that can be continued.
+const BEGUN_MAX: usize = 16;
+
 /// A conversation's last prompt.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Last {
@@ -44,29 +47,43 @@ pub(super) struct Last {
 pub(super) struct Held {
     messages: Vec<Shared>,
     tools: Option<Shared>,
-    template_kwargs: Option<Map<String, Value>>,
-    begun: Begun,
+    /// As text: the order of their keys counts.
+    template_kwargs: Option<String>,
+    /// After this turn and those before it, the latest last: agents go back and try again.
+    begun: Vec<Arc<Begun>>,
 }
 
 impl Held {
-    /// Of a conversation whose prompt was made.
-    pub(super) fn new(chat: &ChatPrompt, begun: Begun) -> Self {
+    /// Of a conversation whose prompt was made; `before` are the turns that it continues.
+    pub(super) fn new(chat: &ChatPrompt, before: &[Arc<Begun>], begun: Begun) -> Self {
+        let oldest = (before.len() + 1).saturating_sub(BEGUN_MAX);
+        let mut turns = before[oldest..].to_vec();
+        turns.push(Arc::new(begun));
         Self {
             messages: chat.messages.clone(),
             tools: chat.tools.clone(),
-            template_kwargs: chat.template_kwargs.clone(),
-            begun,
+            template_kwargs: spelled(chat.template_kwargs.as_ref()),
+            begun: turns,
         }
     }
 
-    /// What was begun, if this conversation continues it: the same, and perhaps more messages.
-    pub(super) fn continued_by(&self, chat: &ChatPrompt) -> Option<&Begun> {
-        let earlier = chat.messages.get(..self.messages.len())?;
-        let is_same = self.tools == chat.tools
-            && self.template_kwargs == chat.template_kwargs
-            && self.messages == earlier;
-        is_same.then_some(&self.begun)
+    /// The turns that this conversation continues: it has their messages, and perhaps more.
+    pub(super) fn continued_by(&self, chat: &ChatPrompt) -> &[Arc<Begun>] {
+        let variables = spelled(chat.template_kwargs.as_ref());
+        if self.tools != chat.tools || self.template_kwargs != variables {
+            return &[];
+        }
+        let both = self.messages.iter().zip(&chat.messages);
+        let same = both.take_while(|(old, new)| old == new).count();
+        let turns = self.begun.partition_point(|begun| begun.messages() <= same);
+        &self.begun[..turns]
     }
+}
+
+/// Variables as text.
+fn spelled(variables: Option<&Map<String, Value>>) -> Option<String> {
+    // A map of values always serialises.
+    variables.map(|variables| serde_json::to_string(variables).unwrap_or_default())
 }
 
 /// The last prompt of each conversation, within a bound of tokens.
