@@ -132,6 +132,16 @@ pub(super) fn matches(tables: &[Words; TABLES], key: u64) -> Matches<'_> {
     }
 }
 
+/// The run that a search would meet first, if any; it may begin with another key.
+pub(super) fn nearest(tables: &[Words; TABLES], key: u64) -> Option<u32> {
+    let words = &tables[table_of(key)];
+    let word = words
+        .get(home(tag(key), words.len()))?
+        .load(Ordering::Relaxed);
+    let run = (word & u64::from(u32::MAX)).checked_sub(FIRST)?;
+    u32::try_from(run).ok()
+}
+
 /// See [`matches()`].
 pub(super) struct Matches<'a> {
     words: &'a [AtomicU64],

@@ -1,6 +1,6 @@
 //! Where does the key lie that an engine has this name for?
 //!
-//! Open addressing over entries of 16 bytes and a tag of one byte each, 26 to 39 bytes a name. A
+//! Open addressing over entries of 16 bytes and a tag of one byte each, 26 to 51 bytes a name. A
 //! search reads tags, which lie close together, and an entry only where its tag is right: a new
 //! name's entry is written and never read, so nothing waits for its memory. Removal moves later
 //! entries up, so there is nothing to sweep. One writer, no readers beside it.
@@ -63,7 +63,7 @@ impl Names {
 
     /// Makes room for so many more names.
     pub(super) fn reserve(&mut self, more: usize) {
-        // Two of three may be taken; after a move two of five are.
+        // Two of three may be taken; after a move one of three is.
         if (self.len + more) * 3 > self.tags.len() * 2 {
             self.resize(self.len + more);
         }
@@ -126,7 +126,7 @@ impl Names {
     }
 
     fn resize(&mut self, wanted: usize) {
-        let capacity = ((wanted + 1) * 5 / 2).max(CAPACITY_MIN);
+        let capacity = ((wanted + 1) * 3).max(CAPACITY_MIN);
         // Zeroes come from the machine where the memory is new.
         let tags = std::mem::replace(&mut self.tags, vec![FREE; capacity]);
         let entries = std::mem::replace(&mut self.entries, vec![[0; 2]; capacity]);

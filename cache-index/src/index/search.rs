@@ -3,15 +3,20 @@
 //! A chain lies in a few runs (see [`super::runs`]). In each of them one comparison of last keys
 //! mostly tells how far it goes; else the place where they part is searched for. A node goes on to
 //! the next run with what it holds without a gap up to there.
+//! Where chains that begin with the same key last went on to a second run is remembered, and the
+//! memory there is touched before the first run is looked at: the machine then waits for both at the
+//! same time. The answer does not depend on it.
 //!
 //! Runs are loaded one after another while they may change. What has been read is taken if no run
 //! but the last has changed by then: all of it was true at the moment when the last one was read.
 //! Else it is read again, some times at most, since a lookup waits for nobody; after that its answer
 //! may join what was true at different moments.
 
-use super::heads::matches;
+use std::hint::black_box;
+
+use super::heads::{matches, nearest};
 use super::spans::{Span, TIERS};
-use super::view::{Published, Snapshot};
+use super::view::{Published, Slot, Snapshot};
 use crate::block::BlockHash;
 
 /// Times that runs are read again. Each takes a change of one of these runs within a microsecond.
@@ -48,6 +53,12 @@ pub(super) fn leading(
     chain: &[BlockHash],
     found: &mut Vec<Found>,
 ) {
+    let hint = chain.first().map_or(0, |first| published.hint(*first));
+    if let Some(second) = chain.get(hint).filter(|_| hint > 0) {
+        let run = nearest(&snapshot.tables, second.short());
+        let slot = run.and_then(|run| published.slot(run));
+        black_box(slot.map(Slot::version));
+    }
     for _ in 0..AGAIN_MAX {
         let mut way = Way::default();
         found.clear();
@@ -84,7 +95,12 @@ fn walk(
             })
         });
         match read {
-            Some((common, true)) => rest = &rest[common..],
+            Some((common, true)) => {
+                if step == 0 && published.hint(*first) != common {
+                    published.set_hint(*first, common);
+                }
+                rest = &rest[common..];
+            }
             _ => return,
         }
     }

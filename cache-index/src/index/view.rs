@@ -58,14 +58,31 @@ pub(super) struct Snapshot {
 pub(super) struct Published {
     pub(super) snapshot: ArcSwap<Snapshot>,
     chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
+    /// Where chains that begin with a key last went on to a second run; written by lookups. Keys
+    /// share hints.
+    hints: Box<[AtomicU32]>,
 }
+
+/// First keys that are told apart by hints: 16 KiB, for more prompts than are hot at a time.
+const HINTS: usize = 4096;
 
 impl Published {
     pub(super) fn new(snapshot: Snapshot) -> Self {
         Self {
             snapshot: ArcSwap::from_pointee(snapshot),
             chunks: [const { OnceLock::new() }; CHUNKS],
+            hints: (0..HINTS).map(|_| AtomicU32::new(0)).collect(),
         }
+    }
+
+    /// Where chains that begin with this key tend to go on to a second run; 0 where nothing is known.
+    pub(super) fn hint(&self, first: BlockHash) -> usize {
+        self.hints[hint_of(first)].load(Ordering::Relaxed) as usize
+    }
+
+    pub(super) fn set_hint(&self, first: BlockHash, place: usize) {
+        let place = u32::try_from(place).unwrap_or(0);
+        self.hints[hint_of(first)].store(place, Ordering::Relaxed);
     }
 
     /// A run's place, if one was ever made there.
@@ -180,6 +197,10 @@ impl Slot {
         self.view.store(view.map(Arc::new));
         self.version.store(version + 2, Ordering::Release);
     }
+}
+
+fn hint_of(first: BlockHash) -> usize {
+    usize::try_from(first.short() % HINTS as u64).expect("below the number of hints")
 }
 
 fn words(hash: BlockHash) -> [u64; 2] {

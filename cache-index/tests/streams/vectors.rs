@@ -2,6 +2,8 @@
 //! SGLang give for two blocks of tokens 1 to 32, in every shape that they send them in. Whatever an
 //! engine calls a block, our own hash of its tokens is what is credited.
 
+use std::error::Error;
+
 use cache_index::block::{Namespace, hash_chain};
 use cache_index::event::{EngineHash, KvEvent};
 use cache_index::ids::NodeId;
@@ -55,12 +57,12 @@ fn payload(
     parent: Option<i64>,
     first: u32,
     salt: Option<&str>,
-) -> Vec<u8> {
+) -> Result<Vec<u8>, Box<dyn Error>> {
     let mut bytes = Vec::new();
-    let text = |bytes: &mut Vec<u8>, text: &str| out::write_str(bytes, text).unwrap();
-    out::write_array_len(&mut bytes, 2).unwrap();
-    out::write_f64(&mut bytes, 1.5).unwrap();
-    out::write_array_len(&mut bytes, 1).unwrap();
+    let text = |bytes: &mut Vec<u8>, text: &str| out::write_str(bytes, text);
+    out::write_array_len(&mut bytes, 2)?;
+    out::write_f64(&mut bytes, 1.5)?;
+    out::write_array_len(&mut bytes, 1)?;
     let fields = [
         "block_hashes",
         "parent_block_hash",
@@ -74,39 +76,45 @@ fn payload(
     let count = fields.len() as u32 + 1;
     match shape {
         Shape::Map => {
-            out::write_map_len(&mut bytes, count).unwrap();
-            text(&mut bytes, "type");
+            out::write_map_len(&mut bytes, count)?;
+            text(&mut bytes, "type")?;
         }
-        Shape::Array => drop(out::write_array_len(&mut bytes, count).unwrap()),
+        Shape::Array => drop(out::write_array_len(&mut bytes, count)?),
     }
-    text(&mut bytes, "BlockStored");
+    text(&mut bytes, "BlockStored")?;
     for field in fields {
         if shape == Shape::Map {
-            text(&mut bytes, field);
+            text(&mut bytes, field)?;
         }
         match field {
             "block_hashes" => {
-                out::write_array_len(&mut bytes, 1).unwrap();
-                out::write_sint(&mut bytes, name).unwrap();
+                out::write_array_len(&mut bytes, 1)?;
+                out::write_sint(&mut bytes, name)?;
             }
-            "parent_block_hash" if parent.is_some() => {
-                drop(out::write_sint(&mut bytes, parent.unwrap()).unwrap());
-            }
+            "parent_block_hash" => match parent {
+                Some(parent) => drop(out::write_sint(&mut bytes, parent)?),
+                None => out::write_nil(&mut bytes)?,
+            },
             "token_ids" => {
-                out::write_array_len(&mut bytes, 16).unwrap();
-                (first..first + 16).for_each(|token| drop(out::write_u32(&mut bytes, token)));
+                out::write_array_len(&mut bytes, 16)?;
+                for token in first..first + 16 {
+                    out::write_u32(&mut bytes, token)?;
+                }
             }
-            "block_size" => drop(out::write_sint(&mut bytes, 16).unwrap()),
-            "medium" => text(&mut bytes, "GPU"),
-            "extra_keys" if salt.is_some() => {
-                out::write_array_len(&mut bytes, 1).unwrap();
-                out::write_array_len(&mut bytes, 1).unwrap();
-                text(&mut bytes, salt.unwrap());
-            }
-            _ => out::write_nil(&mut bytes).unwrap(),
+            "block_size" => drop(out::write_sint(&mut bytes, 16)?),
+            "medium" => text(&mut bytes, "GPU")?,
+            "extra_keys" => match salt {
+                Some(salt) => {
+                    out::write_array_len(&mut bytes, 1)?;
+                    out::write_array_len(&mut bytes, 1)?;
+                    text(&mut bytes, salt)?;
+                }
+                None => out::write_nil(&mut bytes)?,
+            },
+            _ => out::write_nil(&mut bytes)?,
         }
     }
-    bytes
+    Ok(bytes)
 }
 
 #[test]
@@ -116,8 +124,8 @@ fn published_names_resolve_parents_and_nothing_else() {
             let index = Index::new(MODEL, Limits::default());
             assert!(index.issue_salt(SALT));
             let node = NodeId::new(vector.engine);
-            let apply = |payload: Vec<u8>, name: i64| {
-                let batch = decode_batch(&payload).unwrap();
+            let apply = |payload: Result<Vec<u8>, Box<dyn Error>>, name: i64| {
+                let batch = decode_batch(&payload.unwrap()).unwrap();
                 let KvEvent::Stored { block_hashes, .. } = &batch.events[0] else {
                     panic!("{:?}", batch.events);
                 };
