@@ -2,11 +2,11 @@
 //!
 //! [`Homing`] is what the gateway is made of, without the gateway: `policies::pick` decides on a
 //! view that the real `cache_index` and the real load accounting fill; session bindings are kept
-//! here as the gateway keeps them ([`sessions`]). The index learns from KV events where the
+//! here as the gateway keeps them (`sessions`). The index learns from KV events where the
 //! simulated nodes have them, and else from what the nodes report of cached tokens
 //! ([`Knowledge`]).
 //! A trace block stands for as many index blocks as it has tokens, which come and go together: the
-//! index is fed one block of 16 tokens for each ([`paths`]), and overlaps are counted in blocks of
+//! index is fed one block of 16 tokens for each (`paths`), and overlaps are counted in blocks of
 //! 16 when they reach the policies.
 //! [`ext`] lets an outside simulator score the same router.
 
