@@ -100,8 +100,8 @@ impl fmt::Display for NoNode {
 impl std::error::Error for NoNode {}
 
 /// Nodes whose loads differ by less than this share of a cold request's prefill term (`b` times its
-/// own prefill, so about a tenth of that) are equally good
-/// places for it; the one with the fewest sessions gets it.
+/// own prefill, so about a tenth of that) are equally good places for it; the one with the fewest
+/// sessions gets it.
 const COLD_LOAD_SLACK: f64 = 0.03;
 
 /// A candidate together with the node it was computed from.
