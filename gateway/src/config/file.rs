@@ -83,8 +83,9 @@ struct PolicyFile {
 
 impl Default for PolicyFile {
     fn default() -> Self {
-        // The middle of the range that replaying agent traces found robust (design.md).
-        Self { b: 6.0 }
+        Self {
+            b: policies::pick::Params::default().b,
+        }
     }
 }
 
