@@ -10,8 +10,8 @@
 //! a `node` keeps its blocks by the engine's `names`, and blocks of another size than ours as
 //! `odd` ones; `spaces` tells namespaces apart.
 //!
-//! Memory is bounded: see [`Limits`]. A block costs 37 to 50 bytes where one node holds it (21 to 32
-//! for its name, 16 to 18 for its key, which all nodes share), a run of them some 300, and a node
+//! Memory is bounded: see [`Limits`]. A block costs 42 to 69 bytes where one node holds it (26 to 51
+//! for its name, 16 to 18 for its key, which all nodes share), a run of them some 400 more, and a node
 //! block of another size than ours some 150 more. At a limit new blocks are left out, which credits
 //! too little and never too much, and removals make room again.
 //!
@@ -59,8 +59,8 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// A node of 64 million tokens of KV, a fleet of 256 million: 0.8 GB, and 5 at the very most, if
-    /// each block begins a run of its own.
+    /// A node of 64 million tokens of KV, a fleet of 256 million: 0.8 GB, and 8 at the very most, if
+    /// each block begins a run of its own, as the first blocks of prompts do.
     fn default() -> Self {
         Self {
             node_blocks_max: 4_000_000,

@@ -277,9 +277,12 @@ impl Runs {
         self.soil(loc.run);
     }
 
-    /// Drops what nobody needs any more, and shows lookups all that changed since the last time.
+    /// Drops what nobody needs any more, and shows lookups all that changed since the last time, in
+    /// the order in which it did: what was removed first is gone before what came after is seen.
     pub(super) fn publish(&mut self) {
-        while let Some(run) = self.dirty.pop() {
+        let mut next = 0;
+        while let Some(run) = self.dirty.get(next).copied() {
+            next += 1;
             self.trim(run);
             let own = &mut self.runs[run as usize];
             own.is_dirty = false;
@@ -292,6 +295,7 @@ impl Runs {
             let view = View::new(&own.keys, own.length, own.spans.as_slice());
             self.published.show(run, Some(view));
         }
+        self.dirty.clear();
     }
 
     /// Drops the keys at a run's end that nobody needs, or all of the run.

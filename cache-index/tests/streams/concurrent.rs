@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cache_index::block::BlockHash;
-use cache_index::event::{EventBatch, KvEvent};
+use cache_index::block::{BlockHash, Namespace, hash_chain};
+use cache_index::event::{EngineHash, EventBatch, ExtraKeys, GroupKind, KvEvent};
 use cache_index::ids::NodeId;
 use cache_index::index::{Index, Limits};
 use cache_index::reference::Reference;
@@ -171,4 +171,87 @@ fn run(seed: u64) -> usize {
 fn lookups_beside_events_see_what_was_true_at_some_moment() {
     let asked: usize = (0..8).map(run).sum();
     assert!(asked > EVENTS, "{asked}");
+}
+
+fn named(range: std::ops::Range<u64>) -> Vec<EngineHash> {
+    range.map(EngineHash::Int).collect()
+}
+
+fn stored(names: std::ops::Range<u64>, parent: Option<u64>, tokens: &[u32]) -> EventBatch {
+    let event = KvEvent::Stored {
+        token_ids: tokens[names.start as usize * 16..names.end as usize * 16].to_vec(),
+        block_hashes: named(names),
+        parent: parent.map(EngineHash::Int),
+        block_size: 16,
+        medium: None,
+        lora_name: None,
+        extra_keys: ExtraKeys::none(),
+        group_idx: None,
+        group_kind: GroupKind::Unsaid,
+    };
+    EventBatch {
+        events: vec![event],
+        ..EventBatch::default()
+    }
+}
+
+fn removed(names: std::ops::Range<u64>) -> EventBatch {
+    let event = KvEvent::Removed {
+        block_hashes: named(names),
+        medium: None,
+        group_idx: None,
+    };
+    EventBatch {
+        events: vec![event],
+        ..EventBatch::default()
+    }
+}
+
+fn both(first: EventBatch, second: EventBatch) -> EventBatch {
+    EventBatch {
+        events: [first.events, second.events].concat(),
+        ..EventBatch::default()
+    }
+}
+
+/// Catches an answer that joins the beginning of a prompt as it was with the rest as it is: the node
+/// has the whole beginning or the longer rest, and never both, also within one batch.
+#[test]
+fn two_parts_of_a_prompt_are_seen_as_they_were_together() {
+    let tokens: Vec<u32> = (0..40 * 16).collect();
+    let index = Index::new(MODEL, Limits::default());
+    let (other, node) = (NodeId::new("other"), NodeId::new("node"));
+    // The other's prompt parts from this one after eight blocks: the rest lies in another place.
+    let mut others = tokens.clone();
+    others[8 * 16..].iter_mut().for_each(|token| *token += 1000);
+    index.apply(&other, &stored(0..20, None, &others));
+    index.apply(&node, &stored(0..10, None, &tokens));
+    let chain = hash_chain(&Namespace::new(MODEL, None, None), &tokens);
+    let done = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            while done.load(Ordering::Relaxed) == 0 {
+                index.apply(
+                    &node,
+                    &both(removed(3..4), stored(10..11, Some(9), &tokens)),
+                );
+                index.apply(
+                    &node,
+                    &both(removed(10..11), stored(3..4, Some(2), &tokens)),
+                );
+            }
+        });
+        for _ in 0..300_000 {
+            let found = index.overlap(&chain);
+            let own = found.iter().find(|(id, _)| *id == node);
+            let blocks = own.map_or(0, |(_, blocks)| *blocks);
+            if blocks != 3 && blocks != 10 {
+                done.store(1, Ordering::Relaxed);
+                panic!("{blocks} blocks, which it never had");
+            }
+        }
+        done.store(1, Ordering::Relaxed);
+        writer.join().expect("the writer ends");
+    });
+    index.check_integrity();
 }
