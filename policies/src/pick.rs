@@ -135,7 +135,7 @@ pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decis
     let chosen = if bound.is_none() && !entries.iter().any(holds_much) {
         least_loaded(req, &entries, p)
     } else {
-        cheapest(req, &entries).map(|best| stay_or_move(bound, best, p))
+        cheapest(req, &entries, bound).map(|best| stay_or_move(bound, best, p))
     };
     let Some(chosen) = chosen else {
         return Err(NoNode { reasons: refused });
@@ -215,10 +215,29 @@ fn stay_or_move<'a, 'b>(
     }
 }
 
-/// The lowest cost.
-fn cheapest<'a, 'b>(req: &RequestView, entries: &'a [Entry<'b>]) -> Option<&'a Entry<'b>> {
-    let key = |entry: &Entry<'_>| entry.candidate.cost_ms;
-    lowest(req, entries.iter(), key)
+/// The lowest cost. For a session that is not bound yet, nodes are equally good whose costs differ
+/// by little beside its whole prompt's prefill: what learnt rates and measured distances differ by
+/// would else send every new session with a prompt that all nodes hold to the same one.
+fn cheapest<'a, 'b>(
+    req: &RequestView,
+    entries: &'a [Entry<'b>],
+    bound: Option<&Entry<'_>>,
+) -> Option<&'a Entry<'b>> {
+    let cost = |entry: &Entry<'_>| entry.candidate.cost_ms;
+    let best = lowest(req, entries.iter(), cost)?;
+    if bound.is_some() {
+        return Some(best);
+    }
+    let uncached = req
+        .prompt_tokens
+        .saturating_sub(best.candidate.cached_tokens);
+    let whole = to_f64(req.prompt_tokens) / to_f64(uncached.max(1));
+    let slack = COLD_LOAD_SLACK * whole * best.candidate.terms.prefill_ms.max(0.0);
+    let most = cost(best) + slack;
+    let as_good = entries.iter().filter(|entry| cost(entry) <= most);
+    as_good
+        .min_by(|a, b| tie_break(req, a.view, b.view))
+        .or(Some(best))
 }
 
 /// The least loaded of the nodes that are about as near as the nearest: a cold session would
