@@ -1,7 +1,7 @@
 //! Catches a request that reads otherwise because parts of it were read before: each turn of a
 //! random conversation is read with a memory and, as its slow twin, without.
 
-#![expect(clippy::panic, reason = "a test stops at the first surprise")]
+#![cfg(test)]
 
 use dialects::error::ApiError;
 use dialects::known::{Known, Reader};
