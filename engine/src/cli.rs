@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use answer::{ReasoningFormat, ToolFormat};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::engine::Pooling;
+use crate::kv::store::disk::Scope;
 use crate::model::OpsKind;
 use crate::request::constraint::FormatChoice;
 use crate::server::auth::NodeToken;
@@ -33,7 +34,35 @@ enum Command {
     /// Once the model is loaded, one JSON line on stdout says where: listening, events, replay,
     /// model, pid, kv_blocks, max_model_len. Logs and progress go to stderr. SIGTERM or SIGINT
     /// drains: running requests finish (up to --drain-s), new ones are refused, /health turns 503.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
+    /// Look after the KV blocks that nodes keep on disks.
+    #[command(subcommand)]
+    Kv(KvCommand),
+}
+
+#[derive(Debug, Subcommand)]
+enum KvCommand {
+    /// Overwrite the blocks of one tenant, or all, in the folder of a node that does not run.
+    ///
+    /// Prints one JSON line: {"wiped": 42}.
+    Wipe(WipeArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("scope").required(true).args(["salt", "unsalted", "everything"]))]
+struct WipeArgs {
+    /// The folder that was given to `serve`.
+    #[arg(long, value_name = "DIR")]
+    kv_disk: PathBuf,
+    /// Blocks of this cache salt.
+    #[arg(long, value_name = "SALT")]
+    salt: Option<String>,
+    /// Blocks without a cache salt.
+    #[arg(long)]
+    unsalted: bool,
+    /// All blocks.
+    #[arg(long)]
+    everything: bool,
 }
 
 #[derive(Debug, Args)]
@@ -54,6 +83,13 @@ struct ServeArgs {
     /// again. 0 for none; see docs/kv-tiers.md.
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
     kv_host_memory: u64,
+    /// Folder for KV blocks that host memory has no room for; it survives the node. Each node needs
+    /// one of its own. Needs --kv-host-memory: blocks pass through it.
+    #[arg(long, value_name = "DIR")]
+    kv_disk: Option<PathBuf>,
+    /// What that folder may take.
+    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = parse_size)]
+    kv_disk_size: u64,
     /// Publish KV events at this ZMQ endpoint, e.g. tcp://127.0.0.1:5557; port 0 takes a free one.
     /// Events carry token ids in plain: loopback, or a private network.
     #[arg(long, value_name = "ENDPOINT", value_parser = parse_endpoint)]
@@ -159,6 +195,8 @@ pub struct Config {
     pub kv_memory_bytes: u64,
     /// Bytes of the host tier below it.
     pub kv_host_bytes: u64,
+    /// The disk tier below that one.
+    pub kv_disk: Option<DiskConfig>,
     /// Where to publish events.
     pub events: Option<String>,
     /// Where to replay them.
@@ -187,6 +225,24 @@ pub struct Config {
     pub exit_with_stdin: bool,
     /// Progress as JSON lines.
     pub progress_json: bool,
+}
+
+/// Where the disk tier lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskConfig {
+    /// The folder.
+    pub dir: PathBuf,
+    /// What it may take.
+    pub bytes: u64,
+}
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Task {
+    /// Serve a model.
+    Serve(Box<Config>),
+    /// Overwrite the blocks of a scope in a folder.
+    Wipe(PathBuf, Scope),
 }
 
 /// A flag with a value that cannot work.
@@ -223,8 +279,28 @@ pub enum ConfigError {
 
 impl Cli {
     /// Checks every value.
-    pub fn config(self) -> Result<Config, ConfigError> {
-        let Command::Serve(args) = self.command;
+    pub fn task(self) -> Result<Task, ConfigError> {
+        match self.command {
+            Command::Serve(args) => Ok(Task::Serve(Box::new(args.config()?))),
+            Command::Kv(KvCommand::Wipe(args)) => Ok(args.task()),
+        }
+    }
+}
+
+impl WipeArgs {
+    fn task(self) -> Task {
+        let scope = match self.salt {
+            Some(salt) => Scope::Salt(salt),
+            None if self.unsalted => Scope::Unsalted,
+            None => Scope::Everything,
+        };
+        Task::Wipe(self.kv_disk, scope)
+    }
+}
+
+impl ServeArgs {
+    fn config(self) -> Result<Config, ConfigError> {
+        let args = self;
         let listen = resolve(&args.listen)?;
         let token = token(args.node_token_file.as_deref())?;
         if !listen.ip().is_loopback() && token.is_none() {
@@ -247,6 +323,7 @@ impl Cli {
             threads: in_range("threads", args.threads.unwrap_or(cores), 1024)?,
             kv_memory_bytes: args.kv_memory,
             kv_host_bytes: args.kv_host_memory,
+            kv_disk: disk(args.kv_disk, args.kv_disk_size, args.kv_host_memory)?,
             events: args.events,
             replay: args.replay,
             replay_batches: in_range("replay-batches", args.replay_batches, 10_000_000)?,
@@ -272,6 +349,18 @@ impl Cli {
             progress_json: args.progress_json,
         })
     }
+}
+
+fn disk(dir: Option<PathBuf>, bytes: u64, host: u64) -> Result<Option<DiskConfig>, ConfigError> {
+    let Some(dir) = dir else { return Ok(None) };
+    if host == 0 {
+        return Err(ConfigError::Value {
+            flag: "kv-host-memory",
+            found: "0".to_owned(),
+            allowed: "above 0 beside --kv-disk: blocks pass through host memory".to_owned(),
+        });
+    }
+    Ok(Some(DiskConfig { dir, bytes }))
 }
 
 fn model_id(args: &ServeArgs) -> Result<String, ConfigError> {

@@ -6,7 +6,8 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
-use engine::cli::Cli;
+use engine::cli::{Cli, Task};
+use engine::kv::store::disk;
 use engine::serve;
 use tracing_subscriber::EnvFilter;
 
@@ -21,13 +22,19 @@ fn main() -> ExitCode {
         .with_ansi(colours)
         .with_writer(std::io::stderr)
         .init();
-    let config = match Cli::parse().config() {
-        Ok(config) => config,
-        Err(error) => return failed(2, &error),
-    };
-    match serve::run(config) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(1, &error),
+    match Cli::parse().task() {
+        Ok(Task::Serve(config)) => match serve::run(*config) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failed(1, &error),
+        },
+        Ok(Task::Wipe(dir, scope)) => match disk::wipe(&dir, &scope) {
+            Ok(wiped) => {
+                println!("{{\"wiped\": {wiped}}}");
+                ExitCode::SUCCESS
+            }
+            Err(error) => failed(1, &error),
+        },
+        Err(error) => failed(2, &error),
     }
 }
 

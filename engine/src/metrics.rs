@@ -65,6 +65,14 @@ pub struct TierMetrics {
     pub refused: IntCounter,
     /// Seconds of the step loop that went into copying blocks back.
     pub fetch_seconds: Counter,
+    /// Blocks that the disk was too busy or too full to take.
+    pub dropped: IntCounter,
+    /// Blocks on the disk whose bytes were not those that were written.
+    pub damaged: IntCounter,
+    /// Reads and writes of the disk that failed.
+    pub failed: IntCounter,
+    /// Requests that computed what the disk did not give in time.
+    pub late: IntCounter,
 }
 
 impl TierMetrics {
@@ -231,6 +239,7 @@ impl Builder<'_> {
             let counters = IntCounterVec::new(self.opts(name, help), &["tier"]);
             let counters = counters.expect("the name is valid");
             counters.with_label_values(&[Tier::Host.as_str()]);
+            counters.with_label_values(&[Tier::Disk.as_str()]);
             self.register(counters.clone());
             counters
         };
@@ -238,6 +247,7 @@ impl Builder<'_> {
             let gauges = IntGaugeVec::new(self.opts(name, help), &["tier"]);
             let gauges = gauges.expect("the name is valid");
             gauges.with_label_values(&[Tier::Host.as_str()]);
+            gauges.with_label_values(&[Tier::Disk.as_str()]);
             self.register(gauges.clone());
             gauges
         };
@@ -273,6 +283,22 @@ impl Builder<'_> {
                 "KV blocks that left the pool and were not worth keeping.",
             ),
             fetch_seconds,
+            dropped: self.counter(
+                "homing:kv_disk_dropped_total",
+                "KV blocks that the disk was too busy or too full to take.",
+            ),
+            damaged: self.counter(
+                "homing:kv_disk_damaged_total",
+                "KV blocks on the disk that were found damaged.",
+            ),
+            failed: self.counter(
+                "homing:kv_disk_failed_total",
+                "Reads and writes of the KV disk that failed.",
+            ),
+            late: self.counter(
+                "homing:kv_disk_late_total",
+                "Requests that computed what the disk did not give in time.",
+            ),
         }
     }
 

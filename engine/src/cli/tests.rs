@@ -40,12 +40,16 @@ fn endpoints() {
 fn config(args: &[&str]) -> Result<Config, String> {
     let whole = ["homing-engine", "serve", "--model", "some/name.gguf"];
     let cli = Cli::try_parse_from(whole.iter().chain(args)).map_err(|e| e.to_string())?;
-    cli.config().map_err(|e| e.to_string())
+    match cli.task().map_err(|e| e.to_string())? {
+        Task::Serve(config) => Ok(*config),
+        other => Err(format!("{other:?}")),
+    }
 }
 
 #[test]
 fn refusals_name_the_flag() {
-    let rows: [(&[&str], &str); 8] = [
+    let rows: [(&[&str], &str); 9] = [
+        (&["--kv-disk", "some/dir"], "--kv-host-memory"),
         (&["--listen", "0.0.0.0:1"], "node token"),
         (&["--listen", "nonsense"], "--listen"),
         (&["--threads", "0"], "--threads"),
@@ -82,6 +86,26 @@ fn formats_are_detected_unless_said() {
         config(&[]).expect("valid").pooling,
         crate::engine::Pooling::Mean
     );
+}
+
+#[test]
+fn wiping_needs_a_scope() {
+    let task = |args: &[&str]| {
+        let whole = ["homing-engine", "kv", "wipe", "--kv-disk", "d"];
+        let cli = Cli::try_parse_from(whole.iter().chain(args));
+        cli.map(|cli| cli.task().expect("nothing to refuse"))
+            .map_err(|_| ())
+    };
+    let scope = |args: &[&str]| match task(args) {
+        Ok(Task::Wipe(dir, scope)) if dir.as_os_str() == "d" => Some(scope),
+        _ => None,
+    };
+    let salt = Scope::Salt("a".to_owned());
+    assert_eq!(scope(&["--salt", "a"]), Some(salt));
+    assert_eq!(scope(&["--unsalted"]), Some(Scope::Unsalted));
+    assert_eq!(scope(&["--everything"]), Some(Scope::Everything));
+    assert_eq!(scope(&[]), None);
+    assert_eq!(scope(&["--everything", "--salt", "a"]), None);
 }
 
 #[test]

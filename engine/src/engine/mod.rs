@@ -4,7 +4,7 @@
 //! forward → settle (sample, append, publish blocks, tell the client) → publish events. It runs on
 //! a thread of its own, which owns model, pool and sequences; nothing else touches them, so nothing
 //! here is locked. While there is nothing to do the thread sleeps on its command channel, at most
-//! until the next pinned prompt is due.
+//! until the next pinned prompt is due, or for moments while the disk is at work.
 //!
 //! A forward pass that fails or panics ends the requests that were in it, and no others: their
 //! blocks go back, the loop goes on.
@@ -36,6 +36,7 @@ pub use pins::HOLD_MAX;
 
 use crate::events::EventLog;
 use crate::kv::pool::Pool;
+use crate::kv::store::disk::Disk;
 use crate::kv::store::{Store, TierChange};
 use crate::metrics::Metrics;
 use crate::model::PassOutput;
@@ -81,6 +82,8 @@ pub struct Parts {
     pub kv_blocks: u32,
     /// Blocks in the host tier below it; 0 for none.
     pub host_blocks: usize,
+    /// The disk tier below that one, which must be there then.
+    pub disk: Option<Disk>,
     /// Tokens in one step at most, see [`crate::scheduler::pace`].
     pub step_tokens: usize,
     /// Requests that may wait.
@@ -156,12 +159,12 @@ enum Next {
 }
 
 impl Engine {
-    fn new(parts: Parts, shared: Arc<Shared>) -> Self {
+    fn new(mut parts: Parts, shared: Arc<Shared>) -> Self {
         Self {
             shared,
             started: Instant::now(),
             pool: Pool::new(parts.kv_blocks),
-            store: tiers::store(&parts),
+            store: tiers::store(&mut parts),
             changes: Vec::new(),
             pins: Pins::default(),
             sampler: Sampler::default(),
@@ -179,6 +182,9 @@ impl Engine {
     }
 
     fn run(&mut self, commands: &Receiver<Command>) {
+        // What an earlier life of this node left on the disk is told before anybody asks.
+        self.poll_disk();
+        self.publish();
         while self.take_commands(commands) == Next::Step {
             self.step();
         }
@@ -186,14 +192,14 @@ impl Engine {
 
     /// Takes every command there is; waits for one if there is nothing to do.
     fn take_commands(&mut self, commands: &Receiver<Command>) -> Next {
-        if self.waiting.is_empty() && self.running.is_empty() {
+        if self.running.is_empty() && self.waiting.iter().all(Sequence::waits_for_disk) {
             match self.wait(commands) {
                 Ok(command) => {
                     if self.take(command) == Next::Stop {
                         return Next::Stop;
                     }
                 }
-                // A ticket is due: the step gives its blocks back.
+                // A ticket is due, and the step gives its blocks back; or the disk may be done.
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Next::Stop,
             }
@@ -211,11 +217,11 @@ impl Engine {
     }
 
     fn wait(&self, commands: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
-        match self.pins.next_deadline() {
+        let due = self.pins.next_deadline();
+        let due = due.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        match due.into_iter().chain(self.next_look()).min() {
             None => commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(deadline) => {
-                commands.recv_timeout(deadline.saturating_duration_since(Instant::now()))
-            }
+            Some(most) => commands.recv_timeout(most),
         }
     }
 

@@ -52,6 +52,8 @@ enum Joined {
     At(usize),
     /// It waits for what the sequence at this index computes.
     BlockOf(usize),
+    /// It waits for the disk.
+    Reading,
     /// It does not fit.
     No,
     /// It is gone: refused, or complete without a forward pass.
@@ -195,6 +197,10 @@ impl Engine {
                         }
                         index
                     }
+                    Joined::Reading => {
+                        stuck.sequences.insert(arrival);
+                        return true;
+                    }
                     Joined::No => {
                         stuck.shares.insert(share);
                         return true;
@@ -262,6 +268,9 @@ impl Engine {
         });
         if let Some(index) = computing {
             return Joined::BlockOf(index);
+        }
+        if self.reads(index, found) {
+            return Joined::Reading;
         }
         if let Some(refusal) = self.may_not_pin(index) {
             let sequence = self.waiting.remove(index);

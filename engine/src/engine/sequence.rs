@@ -26,6 +26,17 @@ use crate::scheduler::join::Needs;
 use crate::scheduler::turns::{Contender, Share};
 use crate::scheduler::victim::Standing;
 
+/// How a waiting sequence stands with the disk tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DiskWait {
+    /// It may ask for its blocks.
+    Open,
+    /// It has asked, and waits no longer than until then.
+    Until(Instant),
+    /// It computes what it does not have.
+    Over,
+}
+
 /// One request inside the engine.
 pub(super) struct Sequence {
     pub(super) job: Job,
@@ -43,6 +54,8 @@ pub(super) struct Sequence {
     pub(super) chain: Vec<BlockHash>,
     /// Tokens that it had from the cache when it joined, or found there when it last looked.
     pub(super) found: usize,
+    /// Whether it waits for the disk.
+    pub(super) disk: DiskWait,
     /// Sums of hidden states, of an embedding.
     pub(super) pooled: Vec<f32>,
     /// What penalties look at.
@@ -82,6 +95,7 @@ impl Sequence {
             table: None,
             chain,
             found: 0,
+            disk: DiskWait::Open,
             pooled: Vec::new(),
             answer,
             cached_tokens: None,
@@ -180,6 +194,10 @@ impl Sequence {
         self.cancelled.load(Ordering::Acquire) || self.answer.is_closed()
     }
 
+    pub(super) fn waits_for_disk(&self) -> bool {
+        matches!(self.disk, DiskWait::Until(_))
+    }
+
     pub(super) fn is_late(&self, now: Instant) -> bool {
         self.job.deadline.is_some_and(|deadline| deadline <= now)
     }
@@ -193,6 +211,7 @@ impl Sequence {
     /// first time.
     pub(super) fn join(&mut self, table: BlockTable, metrics: &Metrics) -> bool {
         self.computed = table.published_tokens();
+        self.disk = DiskWait::Open;
         self.found = self.computed;
         self.table = Some(table);
         self.place = None;
@@ -217,6 +236,7 @@ impl Sequence {
             self.chain.truncate(creditable_blocks(self.tokens.len()));
         }
         self.computed = 0;
+        self.disk = DiskWait::Open;
         self.table.take()
     }
 

@@ -23,6 +23,7 @@ impl Engine {
             .tell_time(u64::try_from(up.as_millis()).unwrap_or(u64::MAX));
         self.drop_gone(started);
         self.expire_pins(started);
+        self.poll_disk();
         let plan = self.schedule();
         if !plan.chunks.is_empty() {
             self.note_changes();

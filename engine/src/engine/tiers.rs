@@ -2,11 +2,13 @@
 //!
 //! Down: what the pool evicted while the step was planned is copied out before the pass writes over
 //! it. Up: when a sequence joins, the blocks that its chain has below the pool are copied in, one by
-//! one, and published as if they had just been computed.
+//! one, and published as if they had just been computed. Those that are on the disk are asked for
+//! while the sequence waits, and it waits no longer than computing them would take: the others go
+//! on meanwhile.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::sequence::Sequence;
+use super::sequence::{DiskWait, Sequence};
 use super::{BLOCK_TOKENS, Engine, Parts};
 use crate::kv::pool::Stored;
 use crate::kv::store::{Store, Tier, TierChange};
@@ -18,20 +20,77 @@ use crate::scheduler::pace::StepWork;
 pub(super) const FETCHED_MAX: usize = 128;
 
 /// The tiers that these parts ask for and can have.
-pub(super) fn store(parts: &Parts) -> Option<Store> {
+pub(super) fn store(parts: &mut Parts) -> Option<Store> {
     let block_bytes = parts.device.block_bytes();
     let wanted = parts.host_blocks > 0 && block_bytes > 0;
-    wanted.then(|| Store::new(parts.host_blocks, block_bytes))
+    wanted.then(|| Store::new(parts.host_blocks, block_bytes, parts.disk.take()))
 }
+
+/// How often to look for what the disk has done while somebody waits for it.
+const LOOK_WAITING: Duration = Duration::from_micros(300);
+/// The same while nobody does: only the events wait.
+const LOOK_IDLE: Duration = Duration::from_millis(20);
 
 impl Engine {
     /// Takes the pool's changes over, and keeps what it evicted.
     pub(super) fn note_changes(&mut self) {
         self.take_changes();
         if let Some(store) = &mut self.store {
-            store.make_room();
+            store.make_room(&self.pool, &mut *self.parts.device);
             self.changes.extend(store.take_changes());
         }
+    }
+
+    /// Takes what the disk has done.
+    pub(super) fn poll_disk(&mut self) {
+        if let Some(store) = &mut self.store {
+            store.poll(&self.pool, &mut *self.parts.device);
+        }
+        self.note_changes();
+    }
+
+    /// When to look at the disk again, if nothing else is to do.
+    pub(super) fn next_look(&self) -> Option<Duration> {
+        let busy = self.store.as_ref().is_some_and(Store::is_busy);
+        let waited_for = !self.waiting.is_empty();
+        (busy || waited_for).then_some(if waited_for { LOOK_WAITING } else { LOOK_IDLE })
+    }
+
+    /// Whether this waiting sequence, `found` of whose blocks are in pool and host memory, should
+    /// wait on for others that are on the disk.
+    pub(super) fn reads(&mut self, index: usize, found: usize) -> bool {
+        let Some(store) = &mut self.store else {
+            return false;
+        };
+        let sequence = &mut self.waiting[index];
+        let rest = &sequence.chain[found..];
+        let blocks = store.on_disk(rest);
+        let coming = rest.first().is_some_and(|hash| store.is_reading(*hash));
+        let reads = match sequence.disk {
+            DiskWait::Over => false,
+            _ if blocks == 0 && !coming => false,
+            DiskWait::Until(deadline) if Instant::now() < deadline => {
+                store.read(&rest[..blocks]) || coming
+            }
+            DiskWait::Until(_) => {
+                self.parts.metrics.tiers.late.inc();
+                false
+            }
+            DiskWait::Open if !store.rates.read_pays() => {
+                store.rates.forgive_reading();
+                false
+            }
+            DiskWait::Open => {
+                let patience_ms = store.rates.patience_ms(blocks);
+                let patience = Duration::from_secs_f64(patience_ms / 1e3);
+                sequence.disk = DiskWait::Until(Instant::now() + patience);
+                store.read(&rest[..blocks])
+            }
+        };
+        if !reads {
+            sequence.disk = DiskWait::Over;
+        }
+        reads
     }
 
     fn take_changes(&mut self) {
@@ -39,7 +98,7 @@ impl Engine {
         let evicted = self.pool.take_evicted();
         match &mut self.store {
             Some(store) => {
-                store.note(changes, evicted, &mut *self.parts.device);
+                store.note(changes, evicted, &self.pool, &mut *self.parts.device);
                 self.changes.extend(store.take_changes());
             }
             None => {
@@ -136,6 +195,23 @@ impl Engine {
         tiers.evicted(Tier::Host).inc_by(moved.evicted);
         tiers.refused.inc_by(moved.refused);
         tiers.blocks(Tier::Host).set(store.host_blocks() as i64);
-        tiers.bytes(Tier::Host).set(store.host_bytes() as i64);
+        let bytes = store.block_bytes();
+        tiers
+            .bytes(Tier::Host)
+            .set((store.host_blocks() * bytes) as i64);
+        let Some(moved) = store.take_disk_moved() else {
+            return;
+        };
+        tiers.stored(Tier::Disk).inc_by(moved.stored);
+        tiers.evicted(Tier::Disk).inc_by(moved.evicted);
+        let read = moved.read * BLOCK_TOKENS as u64;
+        tiers.hit_tokens(Tier::Disk).inc_by(read);
+        tiers.dropped.inc_by(moved.dropped);
+        tiers.damaged.inc_by(moved.damaged);
+        tiers.failed.inc_by(moved.failed);
+        tiers.blocks(Tier::Disk).set(store.disk_blocks() as i64);
+        tiers
+            .bytes(Tier::Disk)
+            .set((store.disk_blocks() * bytes) as i64);
     }
 }

@@ -188,6 +188,7 @@ fn medium(tier: Tier) -> Option<Medium> {
     match tier {
         Tier::Device => None,
         Tier::Host => Some(Medium::Host),
+        Tier::Disk => Some(Medium::Disk),
     }
 }
 

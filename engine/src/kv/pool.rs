@@ -93,6 +93,34 @@ impl Pool {
         self.free.len() + self.prefix.idle()
     }
 
+    /// A published block, with all that there is to say about it.
+    pub fn find(&self, hash: BlockHash) -> Option<Evicted> {
+        let block = self.prefix.find(hash)?;
+        let mut content = self.prefix.content(block)?.clone();
+        let parent_hash = content
+            .parent
+            .take()
+            .map(|parent| self.published_hash(parent));
+        Some(Evicted {
+            block,
+            stored: Stored {
+                content,
+                parent_hash,
+            },
+            depth: self.prefix.depth(block),
+            found: true,
+            last_use: self.now(),
+        })
+    }
+
+    /// As if used just now.
+    pub fn now(&self) -> LastUse {
+        LastUse {
+            wanted_ms: self.now_ms,
+            tick: self.tick,
+        }
+    }
+
     /// Blocks that sequences hold.
     pub fn held(&self) -> usize {
         self.capacity() - self.available()

@@ -161,6 +161,12 @@ impl PrefixIndex {
         }
     }
 
+    /// How many blocks a published block's chain has up to it; 0 if it is none.
+    pub fn depth(&self, block: BlockId) -> u32 {
+        let entry = self.entries.get(block.0 as usize).and_then(Option::as_ref);
+        entry.map_or(0, |entry| entry.depth)
+    }
+
     /// Notes that a request found a published block.
     pub fn set_found(&mut self, block: BlockId) {
         self.entry_mut(block).found = true;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use prompt::gguf::{Header, TensorInfo};
 
+use super::config::ModelConfig;
 use super::error::ModelError;
 use crate::sys::mmap::Mapping;
 
@@ -47,6 +48,22 @@ impl GgufFile {
     /// The path the file was opened at.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Tells this file's weights from others: made of every tensor's description and first bytes.
+    /// Nobody who trains or quantises a model leaves all of those as they were.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        /// Of each tensor: a page, so that a large file is not read for it.
+        const BYTES: usize = 4096;
+        let mut hasher = blake3::Hasher::new_derive_key("homing 2026-11 model fingerprint");
+        // What else decides about a block: rope, norms, the numbers of heads and layers.
+        hasher.update(format!("{:?}", ModelConfig::from_header(&self.header).ok()).as_bytes());
+        for tensor in &self.header.tensors {
+            hasher.update(format!("{tensor:?}").as_bytes());
+            let bytes = self.tensor_bytes(tensor).unwrap_or_default();
+            hasher.update(&bytes[..bytes.len().min(BYTES)]);
+        }
+        *hasher.finalize().as_bytes()
     }
 
     /// The stored bytes of one of this header's tensors; `None` if they lie past the end.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use zeromq::ZmqError;
 
 use super::size::PoolSizeError;
+use crate::kv::store::disk::DiskError;
 use crate::model::ModelError;
 
 /// Why a node could not start, or ended.
@@ -35,6 +36,9 @@ pub enum ServeError {
     /// The KV pool would be too small or too large.
     #[error(transparent)]
     Pool(#[from] PoolSizeError),
+    /// The disk tier cannot be used.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
     /// An address is taken or not ours.
     #[error("cannot listen at {address}: {source}")]
     Listen {

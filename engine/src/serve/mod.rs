@@ -25,6 +25,7 @@ use tokio::sync::oneshot;
 use crate::cli::Config;
 use crate::engine::{self, Handle, Parts, Show};
 use crate::events::EventLog;
+use crate::kv::store::disk::{Disk, Identity};
 use crate::metrics::Metrics;
 use crate::model::{GgufFile, Model, ModelOptions};
 use crate::parallel::RankGroup;
@@ -95,7 +96,8 @@ async fn serve(config: Config) -> Result<(), ServeError> {
     let Some(loaded) = signals.unless_ended(loading).await else {
         return Ok(());
     };
-    let (model, prompts) = loaded.unwrap_or(Err(ServeError::LoadPanicked))?;
+    let loaded = loaded.unwrap_or(Err(ServeError::LoadPanicked))?;
+    let prompts = &loaded.prompts;
     let boot_id = uuid::Uuid::new_v4().to_string();
     let events = sockets
         .events
@@ -105,12 +107,12 @@ async fn serve(config: Config) -> Result<(), ServeError> {
         model_id: Arc::from(config.model_id.as_str()),
         max_model_len: pool.max_model_len,
         boot_id,
-        prompts: Arc::clone(&prompts),
+        prompts: Arc::clone(prompts),
         formats: Formats::new(prompts.template_source(), config.formats),
         pooling: config.pooling,
-        width: model.shape().width,
+        width: loaded.model.shape().width,
     };
-    let parts = parts(&config, model, &prompts, pool, metrics, events.clone());
+    let parts = parts(&config, loaded, pool, metrics, events.clone())?;
     let (engine, thread) = engine::start(parts).map_err(|source| ServeError::System {
         what: "cannot start the engine's thread",
         source,
@@ -156,15 +158,27 @@ async fn wind_down(config: &Config, app: &App, engine: &Handle, thread: JoinHand
 
 fn parts(
     config: &Config,
-    model: Model,
-    prompts: &Arc<PromptBuilder>,
+    loaded: LoadedModel,
     pool: PoolSize,
     metrics: Arc<Metrics>,
     events: Option<Arc<EventLog>>,
-) -> Parts {
+) -> Result<Parts, ServeError> {
+    let LoadedModel {
+        model,
+        prompts: tokenizer,
+        fingerprint,
+    } = loaded;
+    let disk = match &config.kv_disk {
+        Some(disk) => {
+            let layout = model.block_layout();
+            let identity = Identity::new(&layout, fingerprint);
+            let disk = Disk::open(&disk.dir, disk.bytes, identity, layout.body_bytes())?;
+            Some(disk)
+        }
+        None => None,
+    };
     let (vocab, layers) = (model.shape().vocab, model.shape().layers);
-    let tokenizer = Arc::clone(prompts);
-    Parts {
+    Ok(Parts {
         device: Box::new(RankGroup::alone(model)),
         token_bytes: Box::new(move |id, show| match show {
             Show::Text => tokenizer.tokenizer().token_bytes(id).to_vec(),
@@ -179,14 +193,23 @@ fn parts(
         drafter: None,
         kv_blocks: pool.blocks,
         host_blocks: pool.host_blocks,
+        disk,
         step_tokens: config.step_tokens,
         queue_max: config.queue_max,
         metrics,
         events,
-    }
+    })
 }
 
-type LoadOutcome = Result<(Model, Arc<PromptBuilder>), ServeError>;
+/// What was made of the file.
+struct LoadedModel {
+    model: Model,
+    prompts: Arc<PromptBuilder>,
+    /// Tells the file's weights from others.
+    fingerprint: [u8; 32],
+}
+
+type LoadOutcome = Result<LoadedModel, ServeError>;
 
 /// Loads on a thread of its own, not the runtime's: at a signal the process may leave it behind.
 fn load(
@@ -228,7 +251,11 @@ fn load_parts(
             vocab,
         });
     }
-    Ok((model, Arc::new(prompts)))
+    Ok(LoadedModel {
+        model,
+        prompts: Arc::new(prompts),
+        fingerprint: file.fingerprint(),
+    })
 }
 
 /// Ends when the engine's thread does, which it does on its own only by a panic.

@@ -9,6 +9,7 @@ use prompt::gguf::Header;
 
 use super::memory::{Available, Of};
 use crate::cli::Config;
+use crate::kv::store::disk::BUFFER_BYTES;
 use crate::model::{Model, ModelConfig, OpsKind};
 use crate::scheduler::RUNNING_MAX;
 
@@ -96,6 +97,8 @@ impl Fixed {
 pub(super) struct Given {
     pub(super) pool: u64,
     pub(super) host: u64,
+    /// For blocks on their way to and from the disk.
+    pub(super) buffers: u64,
 }
 
 impl Given {
@@ -103,6 +106,7 @@ impl Given {
         Self {
             pool: config.kv_memory_bytes,
             host: config.kv_host_bytes,
+            buffers: config.kv_disk.as_ref().map_or(0, |_| BUFFER_BYTES as u64),
         }
     }
 }
@@ -127,7 +131,9 @@ pub(super) fn pool_size(
     available: Option<Available>,
 ) -> Result<PoolSize, PoolSizeError> {
     fits(given, fixed, available)?;
-    let Given { pool: given, host } = given;
+    let Given {
+        pool: given, host, ..
+    } = given;
     let blocks = u32::try_from(given / block_bytes as u64).unwrap_or(u32::MAX);
     let tokens = blocks as usize * BLOCK_TOKENS;
     let bytes_for = |tokens: usize| (tokens.div_ceil(BLOCK_TOKENS) * block_bytes) as u64;
@@ -153,7 +159,13 @@ pub(super) fn pool_size(
 
 fn fits(given: Given, fixed: Fixed, available: Option<Available>) -> Result<(), PoolSizeError> {
     let Fixed { weights, scratch } = fixed;
-    let Given { pool, host } = given;
+    let Given {
+        pool,
+        host,
+        buffers,
+    } = given;
+    // On the command line there is one figure for both.
+    let host = host.saturating_add(buffers);
     let beside = weights.saturating_add(scratch).saturating_add(host);
     let sum = beside.saturating_add(pool);
     let Some(there) = available.filter(|there| there.bytes < sum) else {
@@ -212,7 +224,11 @@ mod tests {
     fn pools() {
         let (fixed, available) = (FIXED, AVAILABLE);
         let model = model();
-        let given = |pool, host| Given { pool, host };
+        let given = |pool, host| Given {
+            pool,
+            host,
+            buffers: 0,
+        };
         let size = |pool| pool_size(&model, 1000, given(pool, 0), fixed, Some(available));
         let fits = |blocks, max_model_len| {
             Ok(PoolSize {
@@ -262,7 +278,11 @@ mod tests {
             pool_size(
                 &model(),
                 1000,
-                Given { pool: 16_000, host },
+                Given {
+                    pool: 16_000,
+                    host,
+                    buffers: 0,
+                },
                 FIXED,
                 Some(AVAILABLE),
             )

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use cache_index::block::{Namespace, hash_chain};
 use engine::engine::{Handle, Job, Output, Parts};
 use engine::kv::store::Tier;
+use engine::kv::store::disk::{Disk, Identity};
 use engine::kv::table::Scope;
 use engine::metrics::Metrics;
 use engine::model::{BlockId, GgufFile, Model, ModelOptions, OpsKind};
@@ -34,7 +35,7 @@ struct Node {
 }
 
 impl Node {
-    fn start(ranks: RankGroup, kv_blocks: usize, host_blocks: usize) -> Node {
+    fn start(ranks: RankGroup, kv_blocks: usize, host_blocks: usize, disk: Option<Disk>) -> Node {
         let metrics = Arc::new(Metrics::new("tiny", kv_blocks));
         let parts = Parts {
             vocab: ranks.first().shape().vocab,
@@ -44,6 +45,7 @@ impl Node {
             drafter: None,
             kv_blocks: kv_blocks as u32,
             host_blocks,
+            disk,
             step_tokens: 24,
             queue_max: 64,
             metrics: Arc::clone(&metrics),
@@ -123,16 +125,52 @@ fn a_host_round_trip_changes_no_bit() {
         (OpsKind::Reference, 1),
         (OpsKind::Cpu, 2),
     ] {
-        let whole = Node::start(group(file.path(), ops, ranks, 400), 400, 0);
+        let whole = Node::start(group(file.path(), ops, ranks, 400), 400, 0, None);
         let (expected, most) = play(&whole);
         whole.end();
-        let small = Node::start(group(file.path(), ops, ranks, 14), 14, 200);
+        let small = Node::start(group(file.path(), ops, ranks, 14), 14, 200, None);
         let (answers, cached) = play(&small);
         assert!(answers == expected, "{ops:?} on {ranks} ranks");
         assert_eq!(cached, most, "nothing was computed twice");
         let hits = small.metrics.tiers.hit_tokens(Tier::Host).get();
         assert!(hits as usize * 10 > cached * 8, "{hits} of {cached}");
         small.end();
+    }
+}
+
+fn disk(dir: &Path, ranks: &mut RankGroup) -> Disk {
+    let layouts: Vec<_> = ranks.ranks().map(|rank| rank.block_layout()).collect();
+    let bytes = layouts.iter().map(|layout| layout.body_bytes()).sum();
+    let identity = Identity::new(&layouts[0], [0; 32]);
+    Disk::open(dir, 64 << 20, identity, bytes).expect("a folder of ours")
+}
+
+/// Would catch padding that is taken for values, a slot that two blocks share, and what a node left
+/// on the disk being taken for something else by its next life.
+#[test]
+fn a_disk_round_trip_changes_no_bit_and_neither_does_a_restart() {
+    let file = file_of(&Tiny::new(7).to_bytes());
+    let whole = Node::start(group(file.path(), OpsKind::Cpu, 1, 400), 400, 0, None);
+    let (expected, _) = play(&whole);
+    whole.end();
+    for ranks in [1, 2] {
+        let folder = tempfile::tempdir().expect("a folder");
+        for life in 0..2 {
+            let mut small = group(file.path(), OpsKind::Cpu, ranks, 14);
+            let disk = disk(folder.path(), &mut small);
+            let small = Node::start(small, 14, 14, Some(disk));
+            let (answers, _) = play(&small);
+            if ranks == 1 {
+                assert!(answers == expected, "life {life}");
+            } else {
+                let tokens = |all: &[Vec<(u32, u32)>]| all.concat().len();
+                assert_eq!(tokens(&answers), tokens(&expected));
+            }
+            let tiers = &small.metrics.tiers;
+            assert!(tiers.hit_tokens(Tier::Disk).get() > 0, "the disk was read");
+            assert_eq!((tiers.damaged.get(), tiers.failed.get()), (0, 0));
+            small.end();
+        }
     }
 }
 

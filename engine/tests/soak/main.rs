@@ -49,6 +49,7 @@ impl Node {
             drafter: None,
             kv_blocks,
             host_blocks: kv_blocks as usize,
+            disk: None,
             step_tokens: 64,
             queue_max: 4096,
             metrics: Arc::clone(&metrics),

@@ -37,7 +37,12 @@ fn adversarial_loads_on_a_tiny_pool_always_end() {
         let blocks = 8 + random.below(16) as u32;
         // From none at all to more than is ever asked for.
         let host_blocks = [0, 1, 7, 30, 500][seed as usize % 5];
-        let mut stepper = Stepper::with_host(blocks, host_blocks);
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut stepper = Stepper::new(Parts {
+            host_blocks,
+            disk: (seed % 2 == 0).then(|| tiers::disk(folder.path(), 50)),
+            ..parts(blocks, Arc::default())
+        });
         let room = blocks as usize * 16;
         let shared = random.tokens(room);
         let mut live = Vec::new();

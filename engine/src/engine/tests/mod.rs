@@ -174,6 +174,7 @@ fn parts(kv_blocks: u32, gate: Arc<Gate>) -> Parts {
         drafter: None,
         kv_blocks,
         host_blocks: 0,
+        disk: None,
         step_tokens: 64,
         queue_max: 4096,
         metrics: Arc::new(Metrics::new("m", kv_blocks as usize)),

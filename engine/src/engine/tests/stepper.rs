@@ -20,7 +20,10 @@ impl Stepper {
     pub(super) fn new(parts: Parts) -> Self {
         let (sender, commands) = sync_channel(COMMANDS_MAX);
         let handle = Handle::new(sender, parts.queue_max, parts.kv_blocks as usize);
-        let engine = Engine::new(parts, handle.shared());
+        let mut engine = Engine::new(parts, handle.shared());
+        if let Some(store) = &mut engine.store {
+            store.rates = crate::kv::store::choose::Rates::frozen();
+        }
         Self {
             engine,
             handle,

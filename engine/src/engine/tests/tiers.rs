@@ -1,8 +1,9 @@
-//! The host tier behind the step loop. Catches a block that comes back with other content, one that
+//! The tiers behind the step loop. Catches a block that comes back with other content, one that
 //! is lost between pool and host memory, cached tokens that are not there, and events from which a
 //! reader learns something else than what is held.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use cache_index::event::{EngineHash, KvEvent, Medium};
 use cache_index::wire::decode_batch;
@@ -10,7 +11,10 @@ use cache_index::wire::decode_batch;
 use super::stepper::Stepper;
 use super::*;
 use crate::events::EventLog;
-use crate::kv::store::Tier;
+use crate::kv::layout::{BlockLayout, HeadRange, KeyOrder, KvDtype};
+use crate::kv::store::disk::{Disk, Drive, Identity};
+use crate::kv::store::index::Slot;
+use crate::kv::store::{Store, Tier};
 
 fn cached(stepper: &mut Stepper, prompt: &[u32], output: usize) -> usize {
     let mut told = stepper.submit(job(prompt, output, None));
@@ -66,6 +70,8 @@ fn conversations(mut stepper: Stepper) -> usize {
     for _turn in 0..6 {
         for conversation in &mut all {
             hits += cached(&mut stepper, conversation, 8);
+            // A block on its way to the disk is nowhere.
+            settle(&mut stepper);
             conversation.extend(answer(conversation, 8));
             conversation.extend(random.tokens(20));
         }
@@ -83,6 +89,131 @@ fn a_pool_with_a_tier_serves_as_much_as_one_pool_of_both() {
     assert!(none * 2 < most, "the pool alone is too small: {none}");
 }
 
+/// A disk tier for blocks of scripted tokens.
+pub(super) fn disk(dir: &Path, slots: usize) -> Disk {
+    let layout = BlockLayout {
+        dtype: KvDtype::F32,
+        key_order: KeyOrder::Pairs,
+        block_tokens: BLOCK_TOKENS,
+        layers: 1,
+        kv_heads: 1,
+        heads: HeadRange { first: 0, count: 1 },
+        head_dim: 2,
+    };
+    let bytes = 4096 + slots * (4096 + 512);
+    let identity = Identity::new(&layout, [0; 32]);
+    Disk::open(dir, bytes as u64, identity, 4 * BLOCK_TOKENS).expect("a folder of ours")
+}
+
+fn with_disk(kv_blocks: u32, host_blocks: usize, disk: Disk) -> Stepper {
+    Stepper::new(Parts {
+        host_blocks,
+        disk: Some(disk),
+        ..parts(kv_blocks, Arc::default())
+    })
+}
+
+/// Steps until the drive has nothing left to do.
+fn settle(stepper: &mut Stepper) {
+    let busy = |stepper: &Stepper| stepper.engine.store.as_ref().is_some_and(Store::is_busy);
+    while busy(stepper) {
+        stepper.step();
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_host_memory_evicts_comes_back_from_the_disk_and_survives() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut random = Random(7);
+    let prompts: Vec<_> = (0..5).map(|_| random.tokens(160)).collect();
+    let mut stepper = with_disk(12, 10, disk(folder.path(), 200));
+    for prompt in &prompts {
+        assert_eq!(cached(&mut stepper, prompt, 1), 0);
+        settle(&mut stepper);
+    }
+    let before = stepper.computed();
+    assert_eq!(cached(&mut stepper, &prompts[0], 1), 144);
+    assert_eq!(stepper.computed() - before, 16);
+    let tiers = &stepper.engine.parts.metrics.tiers;
+    assert!(tiers.hit_tokens(Tier::Disk).get() >= 144);
+    assert!(tiers.blocks(Tier::Disk).get() >= 20);
+    assert_eq!(
+        (tiers.late.get(), tiers.damaged.get(), tiers.failed.get()),
+        (0, 0, 0)
+    );
+    stepper.end();
+    // The next life of the node.
+    let mut stepper = with_disk(12, 10, disk(folder.path(), 200));
+    assert_eq!(cached(&mut stepper, &prompts[0], 1), 144);
+    assert_eq!(cached(&mut stepper, &prompts[1], 1), 144);
+    stepper.end();
+}
+
+#[test]
+fn a_pool_with_both_tiers_serves_as_much_as_one_pool_of_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let most = conversations(Stepper::of(1_000));
+    let all = conversations(with_disk(30, 20, disk(folder.path(), 400)));
+    assert!(all * 10 >= most * 9, "{all} of {most}");
+}
+
+/// A drive in memory that reads only while its gate is open.
+struct Gated {
+    blocks: Mutex<BTreeMap<Slot, Vec<u8>>>,
+    gate: Arc<Gate>,
+}
+
+impl Drive for Gated {
+    fn read(&self, slot: Slot, to: &mut [u8]) -> std::io::Result<()> {
+        self.gate.pass();
+        to.copy_from_slice(&self.blocks.lock().unwrap()[&slot]);
+        Ok(())
+    }
+
+    fn write(&self, slot: Slot, from: &[u8]) -> std::io::Result<()> {
+        self.blocks.lock().unwrap().insert(slot, from.to_vec());
+        Ok(())
+    }
+
+    fn write_entry(&self, _slot: Slot, _entry: &[u8]) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_slow_disk_costs_one_wait_and_holds_up_nobody_else() {
+    let gate = Arc::<Gate>::default();
+    let drive = Gated {
+        blocks: Mutex::default(),
+        gate: Arc::clone(&gate),
+    };
+    let slow = Disk::start(drive, 200, Vec::new(), 4 * BLOCK_TOKENS).expect("a thread");
+    let mut stepper = with_disk(12, 10, slow);
+    let mut random = Random(8);
+    let prompts: Vec<_> = (0..5).map(|_| random.tokens(160)).collect();
+    for prompt in &prompts {
+        cached(&mut stepper, prompt, 1);
+        settle(&mut stepper);
+    }
+    gate.set_closed(true);
+    let mut waits = stepper.submit(job(&prompts[0], 1, None));
+    stepper.step();
+    let mut beside = stepper.submit(job(&random.tokens(20), 3, None));
+    stepper.finish(&mut beside);
+    assert!(
+        waits.hear().joined.is_none(),
+        "the other ended while it waited"
+    );
+    stepper.finish(&mut waits);
+    assert_eq!(waits.tokens(), answer(&prompts[0], 1));
+    assert_eq!(waits.joined, Some(0), "computed after all");
+    assert_eq!(stepper.engine.parts.metrics.tiers.late.get(), 1);
+    gate.set_closed(false);
+    settle(&mut stepper);
+    stepper.end();
+}
+
 /// A reader of the events: the blocks of each tier, with their parents.
 #[derive(Default)]
 struct Reader {
@@ -94,6 +225,7 @@ impl Reader {
         match medium {
             None => Tier::Device,
             Some(Medium::Host) => Tier::Host,
+            Some(Medium::Disk) => Tier::Disk,
             Some(other) => unreachable!("no such tier here: {other:?}"),
         }
     }
@@ -132,6 +264,15 @@ impl Reader {
         }
     }
 
+    /// Takes what is new in the log.
+    fn hear(&mut self, log: &EventLog, next: &mut u64) {
+        for batch in log.from(*next, 100_000) {
+            let events = decode_batch(&batch.payload).expect("it decodes").events;
+            events.iter().for_each(|event| self.apply(event));
+            *next = batch.seq + 1;
+        }
+    }
+
     fn of(payload: &[u8]) -> Self {
         let batch = decode_batch(payload).expect("our own batches decode");
         let mut reader = Self::default();
@@ -142,9 +283,11 @@ impl Reader {
 
 #[test]
 fn the_events_tell_where_everything_lies() {
+    let folder = tempfile::tempdir().expect("a folder");
     let log = Arc::new(EventLog::new("boot".into(), 100_000));
     let mut stepper = Stepper::new(Parts {
-        host_blocks: 40,
+        host_blocks: 12,
+        disk: Some(disk(folder.path(), 60)),
         events: Some(Arc::clone(&log)),
         ..parts(24, Arc::default())
     });
@@ -159,24 +302,7 @@ fn the_events_tell_where_everything_lies() {
         told.push(stepper.submit(job(&[&shared[..same], &rest[..]].concat(), 4, None)));
         for _ in 0..random.below(12) {
             stepper.step();
-            for batch in log.from(next, 100) {
-                let before = reader
-                    .held
-                    .values()
-                    .flatten()
-                    .cloned()
-                    .collect::<BTreeSet<_>>();
-                let batch_events = decode_batch(&batch.payload).expect("it decodes").events;
-                for event in &batch_events {
-                    reader.apply(event);
-                }
-                let gone = before.iter().filter(|hash| !reader.anywhere(hash)).count();
-                let removed = batch_events
-                    .iter()
-                    .any(|e| matches!(e, KvEvent::Removed { .. }));
-                assert!(gone == 0 || removed);
-                next = batch.seq + 1;
-            }
+            reader.hear(&log, &mut next);
             let snapshot = log.snapshot(&stepper.engine.held());
             if let Some(snapshot) = snapshot {
                 let fresh = Reader::of(&snapshot.payload);
@@ -192,6 +318,9 @@ fn the_events_tell_where_everything_lies() {
         }
     }
     told.iter_mut().for_each(|told| stepper.finish(told));
-    assert!(reader.held[&Tier::Host].len() > 20, "the tier was in use");
+    settle(&mut stepper);
+    reader.hear(&log, &mut next);
+    assert!(reader.held[&Tier::Host].len() > 5, "the tier was in use");
+    assert!(reader.held[&Tier::Disk].len() > 20, "and the disk");
     stepper.end();
 }

@@ -14,6 +14,10 @@ const WEIGHT: f64 = 0.2;
 /// that fetching is tried again some time: a rate that nobody measures would stay for ever.
 const FORGIVEN: f64 = 0.9;
 
+/// The shortest and the longest wait for a disk, in milliseconds: a drive's slowest ordinary read,
+/// and what a client would take for a failure.
+const PATIENCE_MS: (f64, f64) = (20.0, 2_000.0);
+
 /// Whether an evicted block goes to the next tier. `depth` counts the blocks of its chain up to
 /// it; `found` says that a request found it computed; `carries` that blocks hang on it there.
 pub fn worth_keeping(depth: u32, found: bool, carries: bool) -> bool {
@@ -26,19 +30,39 @@ pub fn worth_keeping(depth: u32, found: bool, carries: bool) -> bool {
 pub struct Rates {
     /// Milliseconds to copy one block back.
     fetch_ms: Option<f64>,
+    /// Milliseconds to read one block from the disk.
+    read_ms: Option<f64>,
     /// Milliseconds to compute one token of a prompt.
     compute_ms: Option<f64>,
+    /// Nothing is learnt any more.
+    frozen: bool,
 }
 
 impl Rates {
+    /// For tests whose passes and copies take no time: fetching and reading always pay.
+    #[cfg(test)]
+    pub(crate) fn frozen() -> Self {
+        Self {
+            fetch_ms: Some(0.0),
+            read_ms: Some(0.0),
+            compute_ms: Some(1.0),
+            frozen: true,
+        }
+    }
+
     /// Takes a measured copy of so many blocks.
     pub fn fetched(&mut self, blocks: usize, ms: f64) {
-        note(&mut self.fetch_ms, ms / blocks as f64);
+        self.note(|rates| &mut rates.fetch_ms, ms / blocks as f64);
+    }
+
+    /// Takes a measured read of one block from the disk.
+    pub fn read(&mut self, ms: f64) {
+        self.note(|rates| &mut rates.read_ms, ms);
     }
 
     /// Takes a measured pass over so many tokens of prompts.
     pub fn computed(&mut self, tokens: usize, ms: f64) {
-        note(&mut self.compute_ms, ms / tokens as f64);
+        self.note(|rates| &mut rates.compute_ms, ms / tokens as f64);
     }
 
     /// Whether to fetch blocks rather than compute them. What has not been measured is tried.
@@ -49,18 +73,43 @@ impl Rates {
         fetch_ms <= compute_ms * BLOCK_TOKENS as f64
     }
 
+    /// Whether to read blocks from the disk, and copy them, rather than compute them.
+    pub fn read_pays(&self) -> bool {
+        let (Some(read_ms), Some(compute_ms)) = (self.read_ms, self.compute_ms) else {
+            return true;
+        };
+        read_ms + self.fetch_ms.unwrap_or(0.0) <= compute_ms * BLOCK_TOKENS as f64
+    }
+
+    /// How long to wait for so many blocks from the disk before they are computed after all: as
+    /// long as that takes. Waiting in vain then costs at most as much again.
+    pub fn patience_ms(&self, blocks: usize) -> f64 {
+        let compute_ms = self
+            .compute_ms
+            .map(|ms| ms * (blocks * BLOCK_TOKENS) as f64);
+        compute_ms.map_or(PATIENCE_MS.1, |ms| ms.clamp(PATIENCE_MS.0, PATIENCE_MS.1))
+    }
+
+    /// Notes that blocks were computed because reading seemed dearer.
+    pub fn forgive_reading(&mut self) {
+        if let Some(read_ms) = &mut self.read_ms {
+            *read_ms *= FORGIVEN;
+        }
+    }
+
     /// Notes that blocks were computed because fetching seemed dearer.
     pub fn forgive(&mut self) {
         if let Some(fetch_ms) = &mut self.fetch_ms {
             *fetch_ms *= FORGIVEN;
         }
     }
-}
 
-fn note(mean: &mut Option<f64>, measured: f64) {
-    if measured.is_finite() {
-        let before = mean.unwrap_or(measured);
-        *mean = Some(before + WEIGHT * (measured - before));
+    fn note(&mut self, mean: fn(&mut Self) -> &mut Option<f64>, measured: f64) {
+        if measured.is_finite() && !self.frozen {
+            let mean = mean(self);
+            let before = mean.unwrap_or(measured);
+            *mean = Some(before + WEIGHT * (measured - before));
+        }
     }
 }
 
@@ -98,6 +147,18 @@ mod tests {
         assert!(!rates.fetch_pays(), "17 ms against 16");
         rates.forgive();
         assert!(rates.fetch_pays(), "tried again");
+        for _ in 0..50 {
+            rates.read(15.0);
+        }
+        assert!(!rates.read_pays(), "15 ms from the disk and 15 to copy");
+        rates.forgive_reading();
+        for _ in 0..50 {
+            rates.fetched(1, 1.0);
+        }
+        assert!(rates.read_pays(), "13.5 ms and 1 against 16");
+        assert_eq!(rates.patience_ms(10), 160.0);
+        assert_eq!(rates.patience_ms(1), 20.0);
+        assert_eq!(rates.patience_ms(1_000), 2_000.0);
         rates.fetched(0, 0.0);
         assert!(rates.fetch_pays(), "nothing measured changes nothing");
     }

@@ -15,7 +15,7 @@ use crate::kv::pool::Stored;
 use crate::kv::prefix::LastUse;
 
 /// A place for one block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot(pub u32);
 
 /// A block of a tier.
@@ -80,19 +80,63 @@ impl TierIndex {
         self.children.contains_key(&hash)
     }
 
+    /// A tier with these blocks in these slots.
+    pub fn with(slots: usize, blocks: impl Iterator<Item = (Slot, Kept)>) -> Self {
+        let mut index = Self::new(slots);
+        let blocks: Vec<_> = blocks.collect();
+        let taken: HashSet<_> = blocks.iter().map(|(slot, _)| *slot).collect();
+        index.free.retain(|slot| !taken.contains(slot));
+        for (slot, kept) in blocks {
+            index.place(slot, kept);
+        }
+        index
+    }
+
+    /// A block, if it is here.
+    pub fn get(&self, hash: BlockHash) -> Option<&Kept> {
+        let slot = self.find(hash)?;
+        self.entries[slot.0 as usize].as_ref()
+    }
+
     /// Takes a block that is not here; `None` if no slot is free.
     pub fn insert(&mut self, kept: Kept) -> Option<Slot> {
-        let slot = self.free.pop()?;
+        let slot = self.reserve()?;
+        self.place(slot, kept);
+        Some(slot)
+    }
+
+    /// Takes a slot for a block that is still to come.
+    pub fn reserve(&mut self) -> Option<Slot> {
+        self.free.pop()
+    }
+
+    /// Keeps a block from being evicted, here or still to come: a child of it is on its way.
+    pub fn adopt(&mut self, parent: BlockHash) {
+        *self.children.entry(parent).or_default() += 1;
+        self.unlist(parent);
+    }
+
+    /// Ends what [`TierIndex::adopt`] began.
+    pub fn disown(&mut self, parent: BlockHash) {
+        let left = self.children.get_mut(&parent);
+        let left = left.expect("a parent's children are counted");
+        *left -= 1;
+        if *left == 0 {
+            self.children.remove(&parent);
+            self.list(parent);
+        }
+    }
+
+    /// Puts a block that is not here into a slot that was reserved.
+    pub fn place(&mut self, slot: Slot, kept: Kept) {
         let hash = kept.stored.content.hash;
         let replaced = self.by_hash.insert(hash, slot);
         assert!(replaced.is_none(), "{hash} kept twice");
         if let Some(parent) = kept.stored.parent_hash {
-            *self.children.entry(parent).or_default() += 1;
-            self.unlist(parent);
+            self.adopt(parent);
         }
         self.entries[slot.0 as usize] = Some(kept);
         self.list(hash);
-        Some(slot)
     }
 
     /// Notes a later use of a block; false if it is not here.
@@ -115,13 +159,7 @@ impl TierIndex {
         let kept = self.entries[slot.0 as usize].take();
         let kept = kept.expect("a slot found by hash holds a block");
         if let Some(parent) = kept.stored.parent_hash {
-            let left = self.children.get_mut(&parent);
-            let left = left.expect("a parent's children are counted");
-            *left -= 1;
-            if *left == 0 {
-                self.children.remove(&parent);
-                self.list(parent);
-            }
+            self.disown(parent);
         }
         Some((slot, kept))
     }
@@ -139,35 +177,9 @@ impl TierIndex {
         self.free.push(slot);
     }
 
-    /// Every block that a chain leads to, as runs of consecutive blocks, a parent before its
-    /// children. `above` is what other tiers hold.
-    pub fn runs(&self, above: &HashSet<BlockHash>) -> Vec<Vec<Stored>> {
-        let mut below: HashMap<BlockHash, Vec<&Stored>> = HashMap::new();
-        let mut starts = Vec::new();
-        for stored in self.entries.iter().flatten().map(|kept| &kept.stored) {
-            match stored.parent_hash {
-                Some(parent) if self.by_hash.contains_key(&parent) => {
-                    below.entry(parent).or_default().push(stored);
-                }
-                Some(parent) if !above.contains(&parent) => {}
-                Some(_) | None => starts.push(stored),
-            }
-        }
-        let mut runs = Vec::new();
-        while let Some(start) = starts.pop() {
-            let mut run = vec![start.clone()];
-            let mut last = start.content.hash;
-            while let Some(next) = below.remove(&last) {
-                let [only] = next[..] else {
-                    starts.extend(next);
-                    break;
-                };
-                run.push(only.clone());
-                last = only.content.hash;
-            }
-            runs.push(run);
-        }
-        runs
+    /// Every block held.
+    pub fn all(&self) -> impl Iterator<Item = &Stored> {
+        self.entries.iter().flatten().map(|kept| &kept.stored)
     }
 
     /// Panics if the structure contradicts itself.
@@ -183,7 +195,10 @@ impl TierIndex {
                 *children.entry(parent).or_default() += 1;
             }
         }
-        assert_eq!(children, self.children, "children");
+        for (parent, count) in children {
+            // Children on their way count as well.
+            assert!(self.children[&parent] >= count, "children of {parent}");
+        }
         assert_eq!(held, self.by_hash.len(), "blocks");
         assert!(
             held + self.free.len() <= self.entries.len(),

@@ -1,23 +1,31 @@
 //! Where do blocks go that the pool has no room for, and how do they come back?
 //!
-//! Tiers: the *device* (the pool itself), then *host* memory. What the pool evicts and what is
-//! [worth keeping](choose::worth_keeping) is copied into a host arena, bytes as they are; when a
-//! request joins whose chain goes on there, the blocks are copied back into the pool and leave the
-//! arena: a block is in one of the two, so that their sizes add up. Whether a copy is cheaper than
-//! computing is decided by [measured rates](choose::Rates).
+//! Tiers: the *device* (the pool itself), then *host* memory, then a [`disk`]. What the pool evicts
+//! and what is [worth keeping](choose::worth_keeping) is copied into a host arena, bytes as they
+//! are; when a request joins whose chain goes on there, the blocks are copied back into the pool and
+//! leave the arena: a block is in one of the two, so that their sizes add up. What the arena evicts
+//! is written to the disk, from the root of its chain on, since only what a chain leads to can be
+//! found again; what is read from there passes through the arena and stays on the disk. Whether a
+//! copy or a read is cheaper than computing is decided by [measured rates](choose::Rates).
 //!
-//! The engine's thread owns all of it, so nothing here is locked, and nothing here waits.
+//! The engine's thread owns all of it, so nothing here is locked, and nothing here waits: the disk
+//! has a thread of its own.
 //!
-//! Every move is noted in the order in which it happened, with its tier. A block is announced where
-//! it went before it is taken back from where it was: for a reader of the events it is never away.
+//! Every move is noted in the order in which it happened, with its tier. Between pool and host
+//! memory a block is announced where it went before it is taken back from where it was: for a reader
+//! of the events it is never away. On its way to the disk it is, for as long as writing takes.
 
 pub mod choose;
+pub mod disk;
 pub mod index;
+mod runs;
 
-use crate::kv::pool::{Change, Evicted, Stored};
-use crate::model::BlockId;
 use cache_index::block::BlockHash;
+
+use crate::kv::pool::{Change, Evicted, Pool, Stored};
+use crate::model::BlockId;
 use choose::{Rates, worth_keeping};
+use disk::{Disk, DiskMoved};
 use index::{Kept, Slot, TierIndex};
 
 /// Where a block lies.
@@ -27,6 +35,8 @@ pub enum Tier {
     Device,
     /// Host memory.
     Host,
+    /// A drive of this machine.
+    Disk,
 }
 
 impl Tier {
@@ -35,6 +45,7 @@ impl Tier {
         match self {
             Self::Device => "device",
             Self::Host => "host",
+            Self::Disk => "disk",
         }
     }
 }
@@ -86,14 +97,15 @@ pub struct Store {
     block_bytes: usize,
     /// What copying and computing cost here.
     pub rates: Rates,
+    disk: Option<Disk>,
     changes: Vec<TierChange>,
     moved: Moved,
 }
 
 impl Store {
-    /// A host tier of `host_blocks` blocks. One slot is kept free, for the block that leaves the
-    /// pool while another comes back.
-    pub fn new(host_blocks: usize, block_bytes: usize) -> Self {
+    /// A host tier of `host_blocks` blocks, at least one, and a disk tier below it if there is one.
+    /// One slot more is kept free, for the block that leaves the pool while another comes back.
+    pub fn new(host_blocks: usize, block_bytes: usize, disk: Option<Disk>) -> Self {
         let slots = host_blocks + 1;
         Self {
             host: TierIndex::new(slots),
@@ -101,6 +113,7 @@ impl Store {
             arena: vec![0; slots * block_bytes],
             block_bytes,
             rates: Rates::default(),
+            disk,
             changes: Vec::new(),
             moved: Moved::default(),
         }
@@ -108,20 +121,26 @@ impl Store {
 
     /// Takes note of what changed in the pool, in order, and of the blocks it evicted meanwhile:
     /// their bytes must still be there.
-    pub fn note(&mut self, changes: Vec<Change>, evicted: Vec<Evicted>, blocks: &mut dyn Blocks) {
+    pub fn note(
+        &mut self,
+        changes: Vec<Change>,
+        evicted: Vec<Evicted>,
+        pool: &Pool,
+        blocks: &mut dyn Blocks,
+    ) {
         let mut evicted = evicted.into_iter().peekable();
         for change in changes {
             if let Change::Removed(hash) = &change
                 && let Some(gone) = evicted.next_if(|gone| gone.stored.content.hash == *hash)
             {
-                self.spill(gone, blocks);
+                self.spill(gone, pool, blocks);
             }
             self.changes.push(TierChange::on_device(change));
         }
         assert!(evicted.next().is_none(), "evicted, and not removed");
     }
 
-    fn spill(&mut self, gone: Evicted, blocks: &mut dyn Blocks) {
+    fn spill(&mut self, gone: Evicted, pool: &Pool, blocks: &mut dyn Blocks) {
         let hash = gone.stored.content.hash;
         if self.host.touch(hash, gone.last_use) {
             return;
@@ -135,7 +154,7 @@ impl Store {
             depth: gone.depth,
             last_use: gone.last_use,
         };
-        self.make_room();
+        self.make_room(pool, blocks);
         let slot = self.host.insert(kept).expect("a tier has a slot");
         blocks.read_block(
             gone.block,
@@ -149,13 +168,107 @@ impl Store {
     }
 
     /// Evicts until a slot is free again.
-    pub fn make_room(&mut self) {
+    pub fn make_room(&mut self, pool: &Pool, blocks: &mut dyn Blocks) {
         while self.host.is_full() {
             let (slot, kept) = self.host.evict().expect("a full tier has a leaf");
+            self.save(&kept, slot, pool, blocks);
             self.host.free(slot);
             self.moved.evicted += 1;
             self.removed(kept.stored.content.hash);
         }
+    }
+
+    /// Has a block that leaves host memory written to the disk, and before it whatever of its chain
+    /// is not there, as far as the drive can take it now: next time less is missing.
+    fn save(&mut self, kept: &Kept, slot: Slot, pool: &Pool, blocks: &mut dyn Blocks) {
+        let Some(disk) = &mut self.disk else { return };
+        if disk.touch(kept.stored.content.hash, kept.last_use) {
+            return;
+        }
+        let mut missing = vec![(Place::Host(slot), kept.clone())];
+        let mut parent = kept.stored.parent_hash;
+        while let Some(hash) = parent.filter(|hash| !disk.knows(*hash)) {
+            let above = self.host.find(hash).zip(self.host.get(hash).cloned());
+            let above = above.map(|(slot, kept)| (Place::Host(slot), kept));
+            let Some((place, kept)) = above.or_else(|| in_pool(pool, hash)) else {
+                return;
+            };
+            parent = kept.stored.parent_hash;
+            missing.push((place, kept));
+        }
+        let arena = &self.arena;
+        for (place, kept) in missing.iter().rev() {
+            let written = disk.write(kept, |to| match *place {
+                Place::Host(slot) => to.copy_from_slice(slot_of(arena, self.block_bytes, slot)),
+                Place::Device(block) => blocks.read_block(block, to),
+            });
+            if !written {
+                break;
+            }
+        }
+        self.changes.extend(disk.take_changes());
+    }
+
+    /// Takes note of what the drive has done; blocks that it read come into host memory.
+    pub fn poll(&mut self, pool: &Pool, blocks: &mut dyn Blocks) {
+        let Some(disk) = &mut self.disk else { return };
+        let arrived = disk.poll();
+        self.changes.extend(disk.take_changes());
+        for arrived in arrived {
+            self.rates.read(arrived.ms);
+            let hash = arrived.kept.stored.content.hash;
+            if self.host.find(hash).is_none() && pool.find(hash).is_none() {
+                self.make_room(pool, blocks);
+                let stored = arrived.kept.stored.clone();
+                let kept = Kept {
+                    last_use: pool.now(),
+                    ..arrived.kept.clone()
+                };
+                let slot = self.host.insert(kept).expect("room was made");
+                slot_mut(&mut self.arena, self.block_bytes, slot)
+                    .copy_from_slice(arrived.body(self.block_bytes));
+                self.changes.push(TierChange {
+                    tier: Tier::Host,
+                    change: Change::Stored(stored),
+                });
+            }
+            if let Some(disk) = &mut self.disk {
+                disk.give_back(arrived);
+            }
+        }
+    }
+
+    /// How many of a chain's leading blocks are on the disk, or in host memory between those; at
+    /// most what host memory has room for twice over.
+    pub fn on_disk(&self, chain: &[BlockHash]) -> usize {
+        let Some(disk) = &self.disk else { return 0 };
+        let held = |hash: &&BlockHash| {
+            disk.index().find(**hash).is_some() || self.host.find(**hash).is_some()
+        };
+        let most = self.arena.len() / self.block_bytes.max(1) / 2;
+        chain.iter().take(most).take_while(held).count()
+    }
+
+    /// Asks the disk for those of these blocks that are not in host memory. False if none of them
+    /// is on its way.
+    pub fn read(&mut self, chain: &[BlockHash]) -> bool {
+        let Some(disk) = &mut self.disk else {
+            return false;
+        };
+        let missing = chain.iter().filter(|hash| self.host.find(**hash).is_none());
+        let missing: Vec<_> = missing.copied().collect();
+        disk.read(&missing)
+    }
+
+    /// Whether a block is on its way from the disk.
+    pub fn is_reading(&self, hash: BlockHash) -> bool {
+        let disk = self.disk.as_ref();
+        disk.is_some_and(|disk| disk.is_reading(hash))
+    }
+
+    /// Whether the drive works on anything.
+    pub fn is_busy(&self) -> bool {
+        self.disk.as_ref().is_some_and(Disk::is_busy)
     }
 
     /// How many leading blocks of a chain are here.
@@ -192,8 +305,7 @@ impl Store {
     }
 
     fn bytes(&self, slot: Slot) -> &[u8] {
-        let start = slot.0 as usize * self.block_bytes;
-        &self.arena[start..start + self.block_bytes]
+        slot_of(&self.arena, self.block_bytes, slot)
     }
 
     /// What changed in all tiers since the last call.
@@ -206,32 +318,72 @@ impl Store {
         std::mem::take(&mut self.moved)
     }
 
+    /// What the drive did since the last call, if there is one.
+    pub fn take_disk_moved(&mut self) -> Option<DiskMoved> {
+        self.disk.as_mut().map(Disk::take_moved)
+    }
+
+    /// Blocks on the disk.
+    pub fn disk_blocks(&self) -> usize {
+        self.disk.as_ref().map_or(0, |disk| disk.index().len())
+    }
+
+    /// Bytes of a block.
+    pub fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
     /// Blocks in host memory.
     pub fn host_blocks(&self) -> usize {
         self.host.len()
     }
 
-    /// Bytes of them.
-    pub fn host_bytes(&self) -> usize {
-        self.host.len() * self.block_bytes
-    }
-
     /// Adds what the tiers hold to what the pool holds, a parent before its children. Blocks whose
     /// parents are nowhere are left out: no chain leads to them.
     pub fn snapshot(&self, device: Vec<Vec<Stored>>) -> Vec<(Tier, Vec<Stored>)> {
-        let on_device = device.iter().flatten().map(|s| s.content.hash).collect();
-        let below = self.host.runs(&on_device);
+        let above = device.iter().flatten().map(|s| s.content.hash).collect();
+        let named = |tier| move |stored| (hash_of(stored), stored, tier);
+        let host = self.host.all().map(named(Tier::Host));
+        let disk = self.disk.iter().flat_map(|disk| disk.index().all());
+        let below = runs::of(&above, host.chain(disk.map(named(Tier::Disk))));
         let device = device.into_iter().map(|run| (Tier::Device, run));
-        device
-            .chain(below.into_iter().map(|run| (Tier::Host, run)))
-            .collect()
+        device.chain(below).collect()
     }
 
     /// Panics if the structure contradicts itself. For tests, after every step.
     pub fn check_integrity(&self) {
         self.host.check_integrity();
+        if let Some(disk) = &self.disk {
+            disk.index().check_integrity();
+        }
         assert!(!self.host.is_full(), "one slot is kept free");
     }
+}
+
+/// Where a block's bytes are.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Host(Slot),
+    Device(BlockId),
+}
+
+fn in_pool(pool: &Pool, hash: BlockHash) -> Option<(Place, Kept)> {
+    let found = pool.find(hash)?;
+    let kept = Kept {
+        stored: found.stored,
+        depth: found.depth,
+        last_use: found.last_use,
+    };
+    Some((Place::Device(found.block), kept))
+}
+
+fn hash_of(stored: &Stored) -> BlockHash {
+    stored.content.hash
+}
+
+fn slot_of(arena: &[u8], block_bytes: usize, slot: Slot) -> &[u8] {
+    let start = slot.0 as usize * block_bytes;
+    &arena[start..start + block_bytes]
 }
 
 fn slot_mut(arena: &mut [u8], block_bytes: usize, slot: Slot) -> &mut [u8] {

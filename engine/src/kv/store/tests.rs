@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cache_index::block::BlockHash;
 
 use super::{Blocks, Change, Evicted, Store, Tier};
-use crate::kv::pool::Stored;
+use crate::kv::pool::{Pool, Stored};
 use crate::kv::prefix::{Content, LastUse};
 use crate::model::BlockId;
 
@@ -65,8 +65,9 @@ fn evicted(number: u32, wanted_ms: u64, tick: u64) -> Evicted {
 fn spill(store: &mut Store, memory: &mut Memory, gone: Evicted) {
     let hash = gone.stored.content.hash;
     memory.0.insert(gone.block, bytes_of(hash));
-    store.note(vec![Change::Removed(hash)], vec![gone], memory);
-    store.make_room();
+    let pool = Pool::new(0);
+    store.note(vec![Change::Removed(hash)], vec![gone], &pool, memory);
+    store.make_room(&pool, memory);
 }
 
 struct Random(u64);
@@ -103,8 +104,11 @@ impl Twin {
 
 fn check(seed: u64, room: usize) {
     let mut random = Random(seed);
-    let (mut store, mut memory, mut twin) =
-        (Store::new(room, BYTES), Memory::default(), Twin::default());
+    let (mut store, mut memory, mut twin) = (
+        Store::new(room, BYTES, None),
+        Memory::default(),
+        Twin::default(),
+    );
     for tick in 0..600 {
         let number = 1 + random.below(60) as u32;
         let wanted = tick / 3 + random.below(20);
@@ -154,7 +158,7 @@ fn random_moves_equal_the_slow_twin() {
 
 #[test]
 fn a_snapshot_leads_from_parents_to_children() {
-    let (mut store, mut memory) = (Store::new(20, BYTES), Memory::default());
+    let (mut store, mut memory) = (Store::new(20, BYTES, None), Memory::default());
     // 1 is in the pool; 2 and 4 hang on it here, 5 beside 4; 7 hangs on 3, which is nowhere.
     for number in [4, 5, 2, 7] {
         spill(&mut store, &mut memory, evicted(number, 0, 0));
@@ -171,7 +175,7 @@ fn a_snapshot_leads_from_parents_to_children() {
 
 #[test]
 fn what_is_not_worth_keeping_is_not_kept() {
-    let (mut store, mut memory) = (Store::new(4, BYTES), Memory::default());
+    let (mut store, mut memory) = (Store::new(4, BYTES, None), Memory::default());
     let once = |number| Evicted {
         found: false,
         ..evicted(number, 0, 0)
