@@ -2,7 +2,7 @@
 //! for.
 //!
 //! The loop hands a block over with its bytes, or asks for one, and looks now and then at what has
-//! come of it; a [thread](worker) of its own does the rest. Buffers are few and all made at the
+//! come of it; a thread of its own does the rest. Buffers are few and all made at the
 //! start: where none is left, a block is not written, and one that is asked for is asked for again.
 //! A block is told to be there once it is written, and gone as soon as its place is given away.
 //!
