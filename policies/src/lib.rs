@@ -15,6 +15,7 @@ pub mod affinity;
 pub mod breaker;
 pub mod cost;
 pub mod eligible;
+pub mod hold;
 pub mod load;
 pub mod output;
 pub mod pick;

@@ -105,7 +105,7 @@ pub(crate) struct Routed {
     pub(crate) exact: bool,
     /// The answer's length as it was expected.
     pub(crate) output_tokens_expected: u64,
-    /// From [`log_blocks`].
+    /// From [`Routed::log_blocks`].
     pub(crate) blocks: Vec<u64>,
     /// One for each attempt.
     pub(crate) decisions: Vec<Arc<Decision>>,

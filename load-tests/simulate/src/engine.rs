@@ -3,7 +3,7 @@
 //! A node computes one prompt at a time, first come first served, in chunks; all answers under way
 //! advance together, one token a step, and a step that also computes a chunk takes that much
 //! longer. One pool of blocks holds what running requests need (pinned) and, in what is left, the
-//! blocks of earlier prompts (see [`pool`]). A prompt starts when the pool can take it and its
+//! blocks of earlier prompts (see `pool`). A prompt starts when the pool can take it and its
 //! answer; until then it and all behind it wait.
 //!
 //! The same type serves the simulator's virtual clock and a simulated node in real time: the

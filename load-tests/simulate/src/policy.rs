@@ -13,6 +13,7 @@ use crate::baselines::llm_d::{self, LlmD};
 use crate::baselines::load_only::{LeastOutstanding, RoundRobin};
 use crate::baselines::oracle::{Cost, Oracle};
 use crate::baselines::sticky::{Key, Sticky};
+use crate::homing::gate::Gated;
 use crate::homing::{Homing, Knowledge, Place, Settings};
 use crate::router::Router;
 use crate::scenario::Fleet;
@@ -54,6 +55,7 @@ pub enum PolicyError {
 /// All names, the product's own first.
 pub const NAMES: &[&str] = &[
     "homing",
+    "homing-gate",
     "round-robin",
     "least-outstanding",
     "session",
@@ -159,6 +161,10 @@ fn build(
 ) -> Result<Box<dyn Router>, PolicyError> {
     Ok(match name {
         "homing" => Box::new(homing(fleet, values)),
+        "homing-gate" => {
+            let params = hold(values);
+            Box::new(Gated::new(homing(fleet, values), params))
+        }
         "round-robin" => Box::new(RoundRobin::new()),
         "least-outstanding" => Box::new(LeastOutstanding::new(fleet)),
         "session" => Box::new(Sticky::new(fleet, Key::Session, values.bound()?)),
@@ -325,6 +331,21 @@ impl Values<'_> {
 }
 
 /// Its keys are the settings' own ([`Settings::set`]).
+fn hold(values: &mut Values<'_>) -> policies::hold::Params {
+    let default = policies::hold::Params::default();
+    policies::hold::Params {
+        node_queue_ms: values.get("queue", default.node_queue_ms),
+        ageing: values.get("ageing", default.ageing),
+        distress_ms: values.get("distress", default.distress_ms),
+        calm_ms: values.get("calm", default.calm_ms),
+        growth_per_s: values.get("growth", default.growth_per_s),
+        set_share: values.get("share", default.set_share),
+        pause_quantile: values.get("pause", default.pause_quantile),
+        wait_ms_max: values.get("wait", default.wait_ms_max),
+        ..default
+    }
+}
+
 fn homing(fleet: &Fleet, values: &mut Values<'_>) -> Homing {
     let place = |node: usize| Place {
         region: fleet.region_of(node),

@@ -10,6 +10,8 @@ pub(super) struct Waiting {
     pub(super) turn: Turn,
     /// Whether its session is served, and only its node has no time yet.
     pub(super) is_member: bool,
+    /// The node that had too much ahead when it was last asked.
+    pub(super) full: Option<u64>,
     /// When it was first asked for; earlier tries count.
     pub(super) since_ms: f64,
     /// When it came this time.
@@ -35,10 +37,32 @@ impl Queue {
         self.waiting.remove(&id)
     }
 
+    /// Takes a turn out if it is such a one.
+    pub(super) fn remove_if(
+        &mut self,
+        id: u64,
+        such: impl FnOnce(&Waiting) -> bool,
+    ) -> Option<Waiting> {
+        if such(self.waiting.get(&id)?) {
+            return self.waiting.remove(&id);
+        }
+        None
+    }
+
+    /// Whether anybody waits whose session is served.
+    pub(super) fn has_members(&self) -> bool {
+        self.waiting.values().any(|waiting| waiting.is_member)
+    }
+
     /// When the one that came first this time came.
     pub(super) fn oldest_ms(&self) -> Option<f64> {
         let came = self.waiting.values().map(|waiting| waiting.came_ms);
         came.min_by(f64::total_cmp)
+    }
+
+    /// Whether anybody waits for its session to be served at all.
+    pub(super) fn has_newcomers(&self) -> bool {
+        self.waiting.values().any(|waiting| !waiting.is_member)
     }
 
     /// Those who came at or before this time, out of the queue.

@@ -11,6 +11,7 @@
 //! [`ext`] lets an outside simulator score the same router.
 
 pub mod ext;
+pub mod gate;
 mod paths;
 mod sessions;
 
@@ -219,6 +220,17 @@ impl Homing {
 
     fn decide(&mut self, now_ms: f64, ask: &Ask<'_>, offered: &[usize]) -> Option<Decided> {
         let chain = self.paths.chain(ask.blocks);
+        self.decide_on(now_ms, ask, chain, offered)
+    }
+
+    /// The same, of a request whose chain is known.
+    fn decide_on(
+        &mut self,
+        now_ms: f64,
+        ask: &Ask<'_>,
+        chain: Arc<[BlockHash]>,
+        offered: &[usize],
+    ) -> Option<Decided> {
         let held = match self.settings.knowledge {
             Knowledge::Events => self.index.overlap(&chain),
             Knowledge::Usage => self.guess.overlap(&chain),
