@@ -375,7 +375,10 @@ fn a_wrong_command_line_is_refused_by_name() {
             "--capacity: at least 3",
         ),
         (&["--users", "2", "--seeds", "0"], "--seeds: at least 1"),
-        (&["--users", "2", "--horizon", "0"], "--horizon: above 0 seconds"),
+        (
+            &["--users", "2", "--horizon", "0"],
+            "--horizon: above 0 seconds",
+        ),
         (
             &["--users", "2", "--warm", "5000"],
             "--warm: before the end",
