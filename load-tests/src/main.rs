@@ -112,17 +112,7 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
             let answers = answers::run(&args).await?;
             show(&answers.table(), &answers, args.json.as_deref())
         }
-        Tool::HttpBench(args) => {
-            let figures = http_bench::run(&args).await?;
-            println!("{}", json(&figures)?);
-            match figures.first_failure {
-                Some(first) if figures.failed == figures.requests => Err(LoadError::AllFailed {
-                    requests: figures.requests,
-                    first,
-                }),
-                _ => Ok(()),
-            }
-        }
+        Tool::HttpBench(args) => run_http_bench(&args).await,
         // It computes and waits for nothing, so it may keep the thread.
         Tool::Simulate(args) => simulate::show(&args),
         Tool::Soak(args) => {
@@ -134,17 +124,7 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
             }
         }
         Tool::Policy(args) => policy::run(&args),
-        Tool::Clients(args) => {
-            let clients = clients::run(&args).await?;
-            show(&clients.table(), &clients, args.json.as_deref())?;
-            match clients.failed() {
-                0 => Ok(()),
-                failed => Err(LoadError::program(
-                    "the clients",
-                    format!("{failed} conversations failed"),
-                )),
-            }
-        }
+        Tool::Clients(args) => run_clients(&args).await,
         Tool::ConstrainBench(args) => {
             let costs = constrain_bench::run(&args).await?;
             show(&costs.table(), &costs, args.json.as_deref())
@@ -206,6 +186,30 @@ async fn stdin_ends() {
         let _ = sender.send(());
     });
     let _ = receiver.await;
+}
+
+async fn run_http_bench(args: &http_bench::Args) -> Result<(), LoadError> {
+    let figures = http_bench::run(args).await?;
+    println!("{}", json(&figures)?);
+    match figures.first_failure {
+        Some(first) if figures.failed == figures.requests => Err(LoadError::AllFailed {
+            requests: figures.requests,
+            first,
+        }),
+        _ => Ok(()),
+    }
+}
+
+async fn run_clients(args: &clients::Args) -> Result<(), LoadError> {
+    let clients = clients::run(args).await?;
+    show(&clients.table(), &clients, args.json.as_deref())?;
+    match clients.failed() {
+        0 => Ok(()),
+        failed => Err(LoadError::program(
+            "the clients",
+            format!("{failed} conversations failed"),
+        )),
+    }
 }
 
 async fn run_agent(args: &agent::Args) -> Result<(), LoadError> {
