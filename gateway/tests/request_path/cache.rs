@@ -151,8 +151,16 @@ fn h11_no_credit_crosses_a_tenants_border() {
     forged["cache_salt"] = salt.as_str().into();
     for body in [&body, &forged] {
         let answer = ask(&gateway, &gateway.other_key, body);
-        assert_eq!(expected_cached(&answer), 0);
         assert_eq!(answer.header("x-homing-node"), Some("node-1"));
+        let id = answer.header("x-request-id").unwrap();
+        let told = gateway.admin_get(&format!("/admin/decisions/{id}")).json();
+        let candidates = told["decisions"][0]["attempts"][0]["candidates"].clone();
+        let at_warm = candidates
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|candidate| candidate["node"] == "node-0");
+        assert_eq!(at_warm.unwrap()["cached_tokens"], 0, "{told}");
         assert_ne!(
             idle.received().pop().unwrap().body["cache_salt"],
             salt.as_str()
