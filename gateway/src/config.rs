@@ -170,6 +170,8 @@ pub struct PolicyConfig {
     /// Weight of a request's own uncached tokens against those in flight before it (`b` in
     /// design.md; 4 to 8 is robust).
     pub b: f64,
+    /// Which turns wait in the gateway, and for how long.
+    pub hold: policies::hold::Params,
 }
 
 /// Why a configuration was refused: the file, the key, the value and what is allowed.

@@ -10,6 +10,7 @@ use dialects::error::Shape;
 use uuid::Uuid;
 
 use crate::decisions::Routed;
+use crate::hold::Going;
 use crate::ledger::unix_ms;
 use crate::metrics::{GaugeGuard, Metrics};
 use crate::responses::Local;
@@ -37,6 +38,8 @@ pub struct Ctx {
     pub(crate) answer: Wanted,
     /// What the log line says.
     pub(crate) line: Line,
+    /// Its place among the turns that run; none before it was let go.
+    pub(crate) going: Option<Going>,
     /// How it was routed; none where it did not get so far.
     pub(crate) routed: Option<Routed>,
     _in_flight: GaugeGuard,
@@ -97,6 +100,7 @@ impl Ctx {
             local: None,
             answer: Wanted::Answer,
             line: Line::default(),
+            going: None,
             routed: None,
             _in_flight: GaugeGuard::new(&metrics.in_flight),
         }

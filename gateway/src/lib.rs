@@ -12,6 +12,7 @@ pub mod admin;
 pub mod cli;
 pub mod config;
 pub mod fleet;
+mod hold;
 pub mod ledger;
 pub mod metrics;
 pub mod prompt;

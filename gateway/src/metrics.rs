@@ -26,6 +26,8 @@ enum Name {
     Routes,
     Credit,
     DecisionsLeftOut,
+    Held,
+    HoldRefusals,
 }
 
 impl Name {
@@ -75,6 +77,14 @@ impl Name {
                 "homing_cache_credit_tokens_total",
                 "Prompt tokens by node: expected in its cache, found there, and the part of each that the other lacks",
             ),
+            Self::Held => (
+                "homing_turns_held",
+                "Turns that wait in the gateway until the nodes have time or room for them",
+            ),
+            Self::HoldRefusals => (
+                "homing_hold_refusals_total",
+                "Turns that were told to come again, because the nodes have no time or room",
+            ),
             Self::DecisionsLeftOut => (
                 "homing_decisions_left_out_total",
                 "Decisions that the log could not take",
@@ -120,6 +130,10 @@ pub struct Metrics {
     pub(crate) routes: IntCounterVec,
     /// By node and what (expected, found, missing, unexpected).
     credit: IntCounterVec,
+    /// Turns held before a node is asked.
+    pub(crate) held: IntGauge,
+    /// Turns refused for want of room.
+    pub(crate) hold_refusals: IntCounter,
     /// Decisions missing in the log.
     pub(crate) decisions_left_out: IntCounter,
 }
@@ -160,6 +174,8 @@ impl Metrics {
         registry.register(Box::new(prediction_error.clone()))?;
         let usage_missing = IntCounter::with_opts(Name::UsageMissing.opts())?;
         registry.register(Box::new(usage_missing.clone()))?;
+        let hold_refusals = IntCounter::with_opts(Name::HoldRefusals.opts())?;
+        registry.register(Box::new(hold_refusals.clone()))?;
         let decisions_left_out = IntCounter::with_opts(Name::DecisionsLeftOut.opts())?;
         registry.register(Box::new(decisions_left_out.clone()))?;
         Ok(Self {
@@ -177,6 +193,8 @@ impl Metrics {
             answers: counters(Name::Answers, &["remembered"])?,
             routes: counters(Name::Routes, &["node", "reason"])?,
             credit: counters(Name::Credit, &["node", "what"])?,
+            held: gauge(Name::Held)?,
+            hold_refusals,
             decisions_left_out,
             registry,
         })

@@ -24,6 +24,7 @@ use crate::ctx::Ctx;
 use crate::decisions::{Decided, Decisions};
 use crate::endpoint::{Endpoint, endpoint, shape};
 use crate::fleet::Fleet;
+use crate::hold::Holds;
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 use crate::prompt::{Model, Prompts};
@@ -90,6 +91,7 @@ pub struct Gateway {
     pub(crate) aliases: Aliases,
     pub(crate) salts: Salts,
     pub(crate) gates: Gates,
+    pub(crate) holds: Arc<Holds>,
     pub(crate) bindings: Bindings,
     pub(crate) upstream: Upstream,
     pub(crate) prices: PriceBook,
@@ -112,9 +114,17 @@ impl Gateway {
             responses,
             decisions,
         } = parts;
+        let holds = Arc::new(Holds::new(
+            config.policy.hold,
+            metrics.held.clone(),
+            metrics.hold_refusals.clone(),
+        ));
+        let asking = Arc::clone(&holds).watch(Arc::clone(&fleet), tasks.drain());
+        tasks.spawn("hold", asking);
         Self {
             aliases: Aliases::new(&config.aliases),
             gates: Gates::new(&config.limits, metrics.waiting.clone()),
+            holds,
             bindings: Bindings::new(),
             upstream: Upstream::new(secrets.node_token(), config.limits.request_timeout),
             prices: config.price_book(),

@@ -170,6 +170,9 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
             Err(end) => Ok(end),
         };
     }
+    if let Some(going) = &flow.ctx.going {
+        going.first_token();
+    }
     compare(flow, &answer);
     // Bound from its first answer on, so that a session's parallel turns stay together.
     if job.dialect.is_conversation() {

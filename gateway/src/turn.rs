@@ -23,13 +23,13 @@ use crate::prompt::{Model, Planned};
 use crate::proxy::Gateway;
 use crate::relay::{End, Flow, Waited, watched};
 use crate::responses::Keeping;
-use crate::route::{Question, check_context, choose};
+use crate::route::{Chosen, Question, check_context, choose};
 use crate::session::Session;
 use crate::settle::{Account, Bill};
 use crate::store::{KeyIdentity, TenantId};
 use crate::tasks::Phase;
 use crate::upstream::X_REQUEST_TIMEOUT_MS;
-use crate::{read, recover, respond};
+use crate::{hold, read, recover, respond};
 use dialects::error::{ApiError, ErrorKind};
 use dialects::normalise::normalise;
 use dialects::{Delivery, Dialect, Fields, NodeParams, PromptInput, TokenIds, Turn, messages};
@@ -153,12 +153,10 @@ pub(crate) async fn run(
         output_tokens: job.output_tokens_expected,
         excluded: &[],
     };
-    let first = choose(
-        &gateway.fleet,
-        &gateway.bindings,
-        &gateway.policy,
-        &question,
-    )?;
+    let Some(first) = chosen(gateway, client, ctx, (&job, &question), stopping.as_mut()).await?
+    else {
+        return Ok(Over::ClientGone);
+    };
     let mut bill = open_bill(gateway, ctx, &job, first.node.id.as_str())?;
     let mut flow = Flow {
         gateway,
@@ -172,6 +170,35 @@ pub(crate) async fn run(
     };
     let end = Box::pin(recover::run(&mut flow, first, &known)).await;
     finish(&mut flow, end)
+}
+
+/// Where a turn goes, once it may; none if the client left while it was held.
+async fn chosen(
+    gateway: &Gateway,
+    client: &mut ServerSession,
+    ctx: &mut Ctx,
+    (job, question): (&Job<'_>, &Question<'_>),
+    mut stopping: Stopping<'_>,
+) -> Result<Option<Chosen>, ApiError> {
+    let choose = || choose(&gateway.fleet, &gateway.bindings, &gateway.policy, question);
+    let first = choose()?;
+    let returns = question.known.node.is_some();
+    let passes = gateway.holds.pass(&gateway.fleet, job, &first, returns);
+    let (going, held) = match watched(client, &mut stopping, passes).await {
+        Waited::Done(passed) => passed?,
+        Waited::ClientGone => return Ok(None),
+        Waited::Stopping => return Err(stopped()),
+    };
+    ctx.going = Some(going);
+    match held {
+        hold::Waited::No => Ok(Some(first)),
+        hold::Waited::Yes => choose().map(Some),
+    }
+}
+
+fn stopped() -> ApiError {
+    let message = "The gateway is being stopped. Try again.";
+    ApiError::new(ErrorKind::Stopping, message)
 }
 
 /// How many tokens a Messages request has, as its client reads it.
@@ -235,10 +262,7 @@ pub(crate) async fn admitted(
     match watched(client, &mut stopping, gateway.gates.admit(tenant)).await {
         Waited::Done(permit) => permit.map(Some),
         Waited::ClientGone => Ok(None),
-        Waited::Stopping => Err(ApiError::new(
-            ErrorKind::Stopping,
-            "The gateway is being stopped. Try again.",
-        )),
+        Waited::Stopping => Err(stopped()),
     }
 }
 

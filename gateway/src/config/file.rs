@@ -79,12 +79,17 @@ struct PriceFile {
 #[serde(deny_unknown_fields, default)]
 struct PolicyFile {
     b: f64,
+    node_queue_s: f64,
+    hold_wait_s: f64,
 }
 
 impl Default for PolicyFile {
     fn default() -> Self {
+        let hold = policies::hold::Params::default();
         Self {
             b: policies::pick::Params::default().b,
+            node_queue_s: hold.node_queue_ms / 1000.0,
+            hold_wait_s: hold.wait_ms_max / 1000.0,
         }
     }
 }
@@ -304,11 +309,28 @@ fn checked_prices(
 
 impl PolicyFile {
     fn check(self) -> Result<PolicyConfig, ConfigError> {
-        let Self { b } = self;
+        let Self {
+            b,
+            node_queue_s,
+            hold_wait_s,
+        } = self;
         if !(0.1..=100.0).contains(&b) {
             return Err(value("policy.b", b, "0.1 to 100"));
         }
-        Ok(PolicyConfig { b })
+        for (key, seconds) in [
+            ("policy.node_queue_s", node_queue_s),
+            ("policy.hold_wait_s", hold_wait_s),
+        ] {
+            if !(0.001..=3600.0).contains(&seconds) {
+                return Err(value(key, seconds, "0.001 to 3600 seconds"));
+            }
+        }
+        let hold = policies::hold::Params {
+            node_queue_ms: node_queue_s * 1000.0,
+            wait_ms_max: hold_wait_s * 1000.0,
+            ..policies::hold::Params::default()
+        };
+        Ok(PolicyConfig { b, hold })
     }
 }
 

@@ -17,6 +17,7 @@ mod embeddings;
 mod encoding;
 mod explain;
 mod full_disk;
+mod held;
 mod identity;
 mod kept;
 mod retry;

@@ -118,20 +118,20 @@ impl Served {
         } else {
             while self.members.len() >= MEMBERS_MAX && self.expel_one() {}
         }
-        for block in &footprint.blocks {
+        let before = self.members.remove(&session);
+        let running = before.as_ref().map_or(0, |before| before.running);
+        if before.is_none() {
+            *self.by_tenant.entry(tenant).or_default() += 1;
+        }
+        // A turn shares nearly all of its context with the one before.
+        let before = before.map(|before| before.footprint).unwrap_or_default();
+        let shared = before.blocks.iter().zip(&footprint.blocks);
+        let shared = shared.take_while(|(old, new)| old == new).count();
+        for block in &footprint.blocks[shared..] {
             *self.users.entry(*block).or_default() += 1;
         }
         self.nameless += footprint.nameless();
-        let running = match self.members.remove(&session) {
-            None => {
-                *self.by_tenant.entry(tenant).or_default() += 1;
-                0
-            }
-            Some(before) => {
-                self.uncount(&before.footprint);
-                before.running
-            }
-        };
+        self.uncount(&before.blocks[shared..], before.nameless());
         let member = Member {
             footprint,
             prompt_tokens,
@@ -178,7 +178,8 @@ impl Served {
             return false;
         };
         if let Some(member) = self.members.remove(&session) {
-            self.uncount(&member.footprint);
+            let Footprint { blocks, .. } = &member.footprint;
+            self.uncount(blocks, member.footprint.nameless());
             if let Some(count) = self.by_tenant.get_mut(&member.tenant) {
                 *count -= 1;
                 if *count == 0 {
@@ -189,8 +190,8 @@ impl Served {
         true
     }
 
-    fn uncount(&mut self, footprint: &Footprint) {
-        for block in &footprint.blocks {
+    fn uncount(&mut self, blocks: &[u64], nameless: u64) {
+        for block in blocks {
             if let Some(count) = self.users.get_mut(block) {
                 *count -= 1;
                 if *count == 0 {
@@ -198,7 +199,7 @@ impl Served {
                 }
             }
         }
-        self.nameless -= footprint.nameless();
+        self.nameless -= nameless;
     }
 }
 
