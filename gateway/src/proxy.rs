@@ -228,7 +228,7 @@ impl Gateway {
             .observe(seconds);
         ctx.log();
         if let Some(routed) = ctx.routed.take() {
-            self.decisions.note(Decided::of(ctx, &routed));
+            self.decisions.note(Decided::pending(ctx, routed));
         }
     }
 

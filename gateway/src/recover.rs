@@ -134,6 +134,7 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
         path: job.dialect.node_path(),
         request_id: &flow.ctx.request_id,
         timeout_ms: job.timeout_ms,
+        retention_s: job.retention_s,
         body: job.body.clone(),
         more: if hears {
             token_fields(job)

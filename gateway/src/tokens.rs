@@ -200,6 +200,7 @@ async fn forward(
         path: asked.wanted.path(),
         request_id: &request_id,
         timeout_ms: None,
+        retention_s: None,
         body: asked.body.clone(),
         more: String::new(),
     };

@@ -54,6 +54,8 @@ pub(crate) struct Job<'a> {
     pub(crate) salt: Arc<str>,
     /// How long the client gives the node, as it said.
     pub(crate) timeout_ms: Option<u64>,
+    /// For how long its prefix is wanted, in seconds.
+    pub(crate) retention_s: Option<u32>,
     pub(crate) body: Bytes,
     pub(crate) debug: bool,
     /// Whether the client wants to read in the answer how it came about.
@@ -113,6 +115,7 @@ pub(crate) async fn run(
         session,
         translation,
         keeping,
+        retention_s,
     } = understood(
         gateway,
         &client.req_header().headers,
@@ -134,13 +137,8 @@ pub(crate) async fn run(
     let Some(_permit) = admitted(gateway, client, tenant, stopping.as_mut()).await? else {
         return Ok(Over::ClientGone);
     };
-    let job = plan(
-        gateway,
-        client,
-        ctx,
-        &identity,
-        (dialect, &turn, &model, session),
-    )?;
+    let asked = (dialect, &turn, retention_s);
+    let job = plan(gateway, client, ctx, &identity, (asked, &model, session))?;
     // A long answer must not hold the client's copy of the request as well.
     drop(turn);
     drop(body);
@@ -285,13 +283,16 @@ fn choose_request_id(gateway: &Gateway, client: &ServerSession, ctx: &mut Ctx, t
     }
 }
 
+/// A request in its dialect, and for how many seconds its prefix is wanted.
+type Wish<'a> = (Dialect, &'a Turn<'a>, Option<u32>);
+
 /// Tokens, blocks and the body for the node.
 fn plan<'a>(
     gateway: &Gateway,
     client: &ServerSession,
     ctx: &Ctx,
     identity: &'a KeyIdentity,
-    (dialect, turn, model, session): (Dialect, &Turn<'_>, &Model, Session),
+    ((dialect, turn, retention_s), model, session): (Wish<'_>, &Model, Session),
 ) -> Result<Job<'a>, ApiError> {
     let salt = gateway
         .salts
@@ -335,6 +336,7 @@ fn plan<'a>(
         choices: turn.choices,
         token_ids: turn.token_ids,
         timeout_ms: timeout_ms(client)?,
+        retention_s,
         body: turn.node_body(&params).into(),
         salt,
         debug: identity.tenant.debug && asks("x-homing-debug"),

@@ -47,6 +47,8 @@ pub(crate) struct NodeRequest<'a> {
     pub(crate) path: &'static str,
     pub(crate) request_id: &'a str,
     pub(crate) timeout_ms: Option<u64>,
+    /// For how long the prompt's prefix is wanted, in seconds; nodes may take it as a hint.
+    pub(crate) retention_s: Option<u32>,
     /// A JSON object.
     pub(crate) body: Bytes,
     /// More members for that object, each with a comma before it; usually empty. Kept apart, so
@@ -142,6 +144,9 @@ impl Upstream {
         head.insert_header(USER_AGENT, concat!("homing/", env!("CARGO_PKG_VERSION")))?;
         head.insert_header(X_REQUEST_ID, request.request_id)?;
         head.insert_header(AUTHORIZATION, &self.authorization)?;
+        if let Some(seconds) = request.retention_s {
+            head.insert_header("x-cache-retention-s", seconds.to_string())?;
+        }
         if let Some(ms) = request.timeout_ms {
             head.insert_header(X_REQUEST_TIMEOUT_MS, ms.to_string())?;
         }

@@ -69,6 +69,60 @@ pub fn retention(fields: &Fields<'_>) -> Result<Option<Retention>, ApiError> {
     Ok(old.max(Some(ttl)))
 }
 
+impl Retention {
+    /// How long that is; none where it is as long as the cache happens to last.
+    pub fn seconds(self) -> Option<u32> {
+        match self {
+            Self::InMemory => None,
+            Self::Minutes5 => Some(5 * 60),
+            Self::Minutes30 => Some(30 * 60),
+            Self::Hour1 => Some(60 * 60),
+            Self::Hours12 => Some(12 * 60 * 60),
+            Self::Hours24 => Some(24 * 60 * 60),
+        }
+    }
+}
+
+/// The longest retention that a request of any dialect asks for, in its fields or by marks. It is a
+/// hint: marks are looked for in the text as it came, where a quote within a string is escaped, so
+/// that nobody's words are taken for one; whether they are right is checked where they are read.
+pub fn hint(fields: &Fields<'_>) -> Option<Retention> {
+    let asked = retention(fields).ok().flatten();
+    let places = ["messages", "tools", "system", "input"];
+    let marked = places
+        .into_iter()
+        .filter_map(|place| marked(fields.get(place)?.get()))
+        .max();
+    asked.max(marked)
+}
+
+/// The longest retention that the marks in a piece of JSON ask for.
+fn marked(json: &str) -> Option<Retention> {
+    let is_object = |value: &&str| value.starts_with('{');
+    let mut longest = values(json, r#""cache_control""#)
+        .any(|value| is_object(&value))
+        .then_some(Retention::Minutes5);
+    if longest.is_none() && !json.contains(r#""prompt_cache_breakpoint""#) {
+        return None;
+    }
+    for value in values(json, r#""ttl""#) {
+        let told = MARK_TTLS.iter().chain(OPTION_TTLS).find(|(word, _)| {
+            let quoted = value.strip_prefix('"').and_then(|v| v.strip_prefix(word));
+            quoted.is_some_and(|rest| rest.starts_with('"'))
+        });
+        longest = longest.max(told.map(|(_, retention)| *retention));
+    }
+    longest
+}
+
+/// What stands behind each key of this name, up to the end of the text.
+fn values<'j>(json: &'j str, key: &'static str) -> impl Iterator<Item = &'j str> {
+    json.match_indices(key).filter_map(move |(at, _)| {
+        let behind = json[at + key.len()..].trim_start();
+        behind.strip_prefix(':').map(str::trim_start)
+    })
+}
+
 /// Checks the marks of a chat request's messages and tools; the longest retention that they ask
 /// for.
 pub(crate) fn marks(
@@ -176,7 +230,9 @@ mod tests {
         let fields = Fields::parse(text.as_bytes()).map_err(told)?;
         let messages = body["messages"].as_array().expect("messages");
         let asked = marks(messages, body.get("tools")).map_err(told)?;
-        Ok(retention(&fields).map_err(told)?.max(asked))
+        let all = retention(&fields).map_err(told)?.max(asked);
+        assert_eq!(hint(&fields), all, "{text}");
+        Ok(all)
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //! ([`files`]), which `homing explain` reads and `homing-load simulate` can replay: it has the
 //! prompt's blocks, never its text.
 //!
-//! A request hands its record over and goes on; a thread writes. Where that thread cannot keep up,
+//! A request hands its record over and goes on; a thread spells and writes, a few times a second,
+//! since waking it for each record would cost more than writing does. Where it cannot keep up,
 //! records are left out and counted: explanations must never slow a turn down. The log is not the
 //! ledger: a crash may take its last lines.
 
@@ -15,30 +16,35 @@ mod record;
 
 use std::collections::VecDeque;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use prometheus::IntCounter;
 
 pub(crate) use files::find_in;
-pub(crate) use record::{Attempt, Decided, Routed};
+pub(crate) use record::{Attempt, Decided, Pending, Routed};
 
 use crate::config::Config;
 use crate::metrics::Metrics;
 use files::Writer;
 
+/// How long records gather before the thread takes them.
+const GATHER: Duration = Duration::from_millis(50);
 /// Records that may wait for the thread.
 const QUEUE_MAX: usize = 4096;
 /// Records in memory: with 64 candidates each some 20 MB.
 const RECENT_MAX: usize = 1024;
 
+/// The last records, the oldest first.
+type Recent = Arc<Mutex<VecDeque<Arc<Decided>>>>;
+
 /// The explanations of a gateway's turns.
 pub(crate) struct Decisions {
-    recent: Arc<Mutex<VecDeque<Arc<Decided>>>>,
+    recent: Recent,
     /// None once closed.
-    sender: Mutex<Option<SyncSender<Arc<Decided>>>>,
+    sender: Mutex<Option<SyncSender<Box<Pending>>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     left_out: IntCounter,
 }
@@ -57,19 +63,18 @@ impl Decisions {
             _ => Some(Writer::open(data, bytes_max)?),
         };
         let (sender, receiver) = sync_channel(QUEUE_MAX);
-        let failed = left_out.clone();
+        let recent = Recent::default();
+        let log = Log {
+            recent: Arc::clone(&recent),
+            writer,
+            left_out: left_out.clone(),
+            is_failing: false,
+        };
         let thread = std::thread::Builder::new()
             .name("decisions".to_owned())
-            .spawn(move || {
-                if let Some(writer) = writer {
-                    write_all(&receiver, writer, &failed);
-                } else {
-                    // Nothing is written; the records are dropped as they come.
-                    receiver.iter().for_each(drop);
-                }
-            })?;
+            .spawn(move || log.run(&receiver))?;
         Ok(Self {
-            recent: Arc::default(),
+            recent,
             sender: Mutex::new(Some(sender)),
             thread: Mutex::new(Some(thread)),
             left_out,
@@ -77,16 +82,11 @@ impl Decisions {
     }
 
     /// Takes one turn's record.
-    pub(crate) fn note(&self, decided: Decided) {
-        let decided = Arc::new(decided);
-        let mut recent = lock(&self.recent);
-        if recent.len() == RECENT_MAX {
-            recent.pop_front();
-        }
-        recent.push_back(Arc::clone(&decided));
-        drop(recent);
+    pub(crate) fn note(&self, pending: Pending) {
         let sender = lock(&self.sender);
-        let sent = sender.as_ref().map(|sender| sender.try_send(decided));
+        let sent = sender
+            .as_ref()
+            .map(|sender| sender.try_send(Box::new(pending)));
         if let Some(Err(TrySendError::Full(_) | TrySendError::Disconnected(_))) = sent {
             self.left_out.inc();
         }
@@ -127,27 +127,50 @@ impl Drop for Decisions {
     }
 }
 
-/// Writes until the gateway closes; what is written is with the kernel whenever nothing waits.
-fn write_all(receiver: &Receiver<Arc<Decided>>, mut writer: Writer, left_out: &IntCounter) {
-    let failing = AtomicU64::new(0);
-    let note = |result: std::io::Result<()>| match result {
-        Ok(()) => failing.store(0, Ordering::Relaxed),
-        Err(error) => {
-            left_out.inc();
-            if failing.fetch_add(1, Ordering::Relaxed) == 0 {
+/// What the thread works with.
+struct Log {
+    recent: Recent,
+    /// None where nothing is kept on disk.
+    writer: Option<Writer>,
+    left_out: IntCounter,
+    is_failing: bool,
+}
+
+impl Log {
+    /// Takes records until the gateway closes; what is written is with the kernel whenever none
+    /// waits.
+    fn run(mut self, receiver: &Receiver<Box<Pending>>) {
+        while let Ok(first) = receiver.recv() {
+            self.take(*first);
+            std::thread::sleep(GATHER);
+            receiver.try_iter().for_each(|pending| self.take(*pending));
+            let flushed = self.writer.as_mut().map_or(Ok(()), Writer::flush);
+            self.note(flushed);
+        }
+    }
+
+    fn take(&mut self, pending: Pending) {
+        let decided = Arc::new(pending.spelled());
+        let written = match &mut self.writer {
+            Some(writer) => writer.append(&decided),
+            None => Ok(()),
+        };
+        self.note(written);
+        let mut recent = lock(&self.recent);
+        if recent.len() == RECENT_MAX {
+            recent.pop_front();
+        }
+        recent.push_back(decided);
+    }
+
+    fn note(&mut self, result: std::io::Result<()>) {
+        if let Err(error) = &result {
+            self.left_out.inc();
+            if !self.is_failing {
                 tracing::error!(%error, "the decision log cannot be written");
             }
         }
-    };
-    while let Ok(mut decided) = receiver.recv() {
-        loop {
-            note(writer.append(&decided));
-            decided = match receiver.try_recv() {
-                Ok(next) => next,
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-            };
-        }
-        note(writer.flush());
+        self.is_failing = result.is_err();
     }
 }
 

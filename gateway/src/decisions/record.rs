@@ -123,9 +123,40 @@ impl Routed {
     }
 }
 
+/// A record as the request leaves it: what costs time to spell is spelled by the log's thread.
+pub(crate) struct Pending {
+    pub(super) decided: Decided,
+    pub(super) routed: Option<Routed>,
+}
+
+impl Pending {
+    /// The whole record.
+    pub(super) fn spelled(self) -> Decided {
+        let Self {
+            mut decided,
+            routed,
+        } = self;
+        if let Some(routed) = routed {
+            let blocks = routed.blocks.iter();
+            decided.blocks = blocks.map(|block| format!("{block:016x}")).collect();
+            let attempts = routed.decisions.iter();
+            decided.attempts = attempts.map(|one| Attempt::of(one)).collect();
+        }
+        decided
+    }
+}
+
 impl Decided {
     /// Of a request that has ended.
-    pub(crate) fn of(ctx: &Ctx, routed: &Routed) -> Self {
+    pub(crate) fn pending(ctx: &Ctx, routed: Routed) -> Pending {
+        Pending {
+            decided: Self::of(ctx, &routed),
+            routed: Some(routed),
+        }
+    }
+
+    /// Without its blocks and attempts.
+    fn of(ctx: &Ctx, routed: &Routed) -> Self {
         let line = &ctx.line;
         Self {
             v: 1,
@@ -144,16 +175,8 @@ impl Decided {
             ttft_ms: line.ttft_ms,
             duration_ms: ctx.elapsed_ms(),
             outcome: line.outcome.to_owned(),
-            blocks: routed
-                .blocks
-                .iter()
-                .map(|block| format!("{block:016x}"))
-                .collect(),
-            attempts: routed
-                .decisions
-                .iter()
-                .map(|one| Attempt::of(one))
-                .collect(),
+            blocks: Vec::new(),
+            attempts: Vec::new(),
         }
     }
 

@@ -45,6 +45,13 @@ fn decided(id: &str) -> Decided {
     }
 }
 
+fn pending(id: &str) -> Pending {
+    Pending {
+        decided: decided(id),
+        routed: None,
+    }
+}
+
 fn counter() -> IntCounter {
     IntCounter::new("left_out", "left out").unwrap()
 }
@@ -56,8 +63,9 @@ fn what_was_noted_is_found_again_under_its_own_ids() {
         let left_out = counter();
         let decisions = Decisions::open(data.path(), 1 << 20, left_out.clone()).unwrap();
         for at in 0..100 {
-            decisions.note(decided(&format!("{life}-{at}")));
+            decisions.note(pending(&format!("{life}-{at}")));
         }
+        decisions.close();
         let recent: Vec<String> = decisions
             .recent(2)
             .iter()
@@ -66,7 +74,6 @@ fn what_was_noted_is_found_again_under_its_own_ids() {
         assert_eq!(recent, [format!("{life}-99"), format!("{life}-98")]);
         let found = decisions.find("record-0-7");
         assert_eq!(found.len(), usize::from(life == 0));
-        decisions.close();
         assert_eq!(left_out.get(), 0);
     }
     for id in ["0-7", "1-99"] {
@@ -87,7 +94,7 @@ fn the_oldest_go_and_a_torn_line_is_passed_over() {
     // Two lines a file, eight files.
     let decisions = Decisions::open(data.path(), 8 * 2 * line, counter()).unwrap();
     for at in 0..40 {
-        decisions.note(decided(&format!("{at:04}")));
+        decisions.note(pending(&format!("{at:04}")));
     }
     decisions.close();
     let held: Vec<usize> = (0..40)
@@ -115,11 +122,11 @@ fn without_a_log_there_is_the_memory() {
     let data = tempfile::tempdir().unwrap();
     let decisions = Decisions::open(data.path(), 0, counter()).unwrap();
     for at in 0..RECENT_MAX + 5 {
-        decisions.note(decided(&at.to_string()));
+        decisions.note(pending(&at.to_string()));
     }
+    decisions.close();
     assert_eq!(decisions.recent(usize::MAX).len(), RECENT_MAX);
     assert_eq!(decisions.find("4").len(), 0);
     assert_eq!(decisions.find("5").len(), 1);
-    decisions.close();
     assert!(!data.path().join("decisions").exists());
 }

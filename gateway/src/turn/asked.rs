@@ -15,6 +15,7 @@ use crate::responses::Keeping;
 use crate::session::{Session, SessionId, session_of};
 use crate::store::{KeyIdentity, TenantId};
 use dialects::answer::Translation;
+use dialects::caching::{self, Retention};
 use dialects::error::{ApiError, ErrorKind};
 use dialects::known::Reader;
 use dialects::{Dialect, Fields, Turn, messages, responses};
@@ -26,6 +27,8 @@ pub(super) struct Understood<'a> {
     pub(super) session: Session,
     pub(super) translation: Option<Box<dyn Translation>>,
     pub(super) keeping: Option<Keeping>,
+    /// For how long its prefix is wanted, in seconds.
+    pub(super) retention_s: Option<u32>,
 }
 
 /// Reads a request, what it continues, and which session it belongs to.
@@ -38,6 +41,7 @@ pub(super) async fn understood<'a>(
     let tenant = &identity.tenant.id;
     let fields = beside_others(body.len(), || Fields::parse(body))?;
     let found = gateway.config.sessions.find(dialect, headers, &fields);
+    let retention_s = caching::hint(&fields).and_then(Retention::seconds);
     let options = gateway.config.normalise.of(tenant);
     let reader = gateway.known.reader(&identity.tenant.cache_scope, options);
     let Asked {
@@ -61,6 +65,7 @@ pub(super) async fn understood<'a>(
         session,
         translation,
         keeping,
+        retention_s,
     })
 }
 

@@ -153,7 +153,11 @@ fn h11_no_credit_crosses_a_tenants_border() {
         let answer = ask(&gateway, &gateway.other_key, body);
         assert_eq!(answer.header("x-homing-node"), Some("node-1"));
         let id = answer.header("x-request-id").unwrap();
-        let told = gateway.admin_get(&format!("/admin/decisions/{id}")).json();
+        let path = format!("/admin/decisions/{id}");
+        eventually("the decision is told", || {
+            gateway.admin_get(&path).status == 200
+        });
+        let told = gateway.admin_get(&path).json();
         let candidates = told["decisions"][0]["attempts"][0]["candidates"].clone();
         let at_warm = candidates
             .as_array()
