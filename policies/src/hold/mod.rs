@@ -51,7 +51,7 @@ impl Default for Params {
             ageing: 0.2,
             distress_ms: 3000.0,
             calm_ms: 500.0,
-            growth_per_s: 0.001,
+            growth_per_s: 0.003,
             set_share: 0.9,
             pause_quantile: 0.95,
             wait_ms_max: 30_000.0,
