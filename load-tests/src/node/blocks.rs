@@ -141,7 +141,7 @@ mod tests {
         let long: Vec<u32> = (0..48).collect();
         let branch: Vec<u32> = (0..16).chain(100..132).collect();
         let mut blocks = Blocks::default();
-        let mut path = |blocks: &mut Blocks, tokens: &[u32]| {
+        let path = |blocks: &mut Blocks, tokens: &[u32]| {
             blocks.use_chain(&hash_chain(&namespace, tokens), tokens, None)
         };
         let a = path(&mut blocks, &long);
