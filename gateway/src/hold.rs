@@ -31,6 +31,9 @@ const BLOCKS_PER_BLOCK: u64 = BLOCK_TOKENS / cache_index::block::BLOCK_TOKENS as
 /// How often gates with waiting turns are asked although nothing has ended.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
+/// A node with so many times less ahead than another is worth choosing anew for.
+const MUCH_LESS: f64 = 4.0;
+
 /// The gates of all models.
 pub(crate) struct Holds {
     models: RwLock<HashMap<Arc<str>, Arc<ModelGate>>>,
@@ -277,6 +280,9 @@ impl ModelGate {
             ..
         } = inner;
         let node_queue_ms = gate.params().node_queue_ms;
+        let by_queue = |a: &(&NodeId, &f64), b: &(&NodeId, &f64)| a.1.total_cmp(b.1);
+        let idlest = queues.iter().min_by(by_queue);
+        let idlest = idlest.map(|(node, queue_ms)| (node.clone(), *queue_ms));
         // What is let go now is not counted at its node yet: one for each.
         let mut given = HashSet::new();
         let done = gate.release(now_ms, room, |id| {
@@ -286,10 +292,21 @@ impl ModelGate {
             let number = number(nodes, &waiter.node);
             // A node that has gone has no queue: the turn chooses another.
             let queue_ms = queues.get(&waiter.node).copied().unwrap_or(0.0);
-            if queue_ms > node_queue_ms || !given.insert(number) {
-                return Start::Full(number);
+            if queue_ms <= node_queue_ms && given.insert(number) {
+                return Start::Sent(number);
             }
-            Start::Sent(number)
+            // Another node may have time by now: the turn chooses anew, and its cache counts there.
+            match &idlest {
+                Some((node, least_ms)) if *least_ms * MUCH_LESS < queue_ms => {
+                    let other = self::number(nodes, node);
+                    if given.insert(other) {
+                        Start::Sent(other)
+                    } else {
+                        Start::Full(number)
+                    }
+                }
+                _ => Start::Full(number),
+            }
         });
         for (id, verdict) in done {
             if let Some(waiter) = waiting.remove(&id)
