@@ -86,7 +86,8 @@ impl WorkingSet {
     }
 
     /// Leading blocks of its last prompt that a session bound here can expect to find again in a
-    /// pool of so many blocks; none where it is not bound here.
+    /// pool of so many blocks; none where nothing limits it: it is not bound here, or all that it
+    /// used is kept, the answer included, which nobody has counted here.
     pub fn kept_blocks(&self, session: SessionKey, pool_blocks: u64) -> Option<u64> {
         let own = self.sessions.get(&session)?;
         let mut room = pool_blocks;
@@ -97,7 +98,7 @@ impl WorkingSet {
             room = room.saturating_sub(*private);
         }
         // The end of a prompt is pushed out before its beginning.
-        Some(own.shared + own.private.min(room))
+        (own.private > room).then_some(own.shared + room)
     }
 
     /// Time since the last use of what a pool of so many blocks pushes out to make room for

@@ -27,7 +27,8 @@ impl Slow {
         let at = self.turns.iter().position(|turn| turn.0 == session)?;
         let newer: u64 = self.turns[at + 1..].iter().map(|turn| turn.3).sum();
         let (_, _, shared, private) = self.turns[at];
-        Some(shared + private.min(pool.saturating_sub(newer)))
+        let room = pool.saturating_sub(newer);
+        (private > room).then_some(shared + room)
     }
 
     fn kept_ms(&self, now_ms: u64, pool: u64, wanted: u64, own: u128) -> f64 {
@@ -103,9 +104,9 @@ fn a_session_behind_too_many_others_loses_the_end_of_its_prefix_first() {
     }
     assert_eq!((set.sessions(), set.private_blocks()), (4, 80));
     let kept = |pool| [0, 1, 2, 3].map(|session| set.kept_blocks(key(session), pool));
-    assert_eq!(kept(80), [Some(30); 4]);
-    assert_eq!(kept(75), [Some(25), Some(30), Some(30), Some(30)]);
-    assert_eq!(kept(30), [Some(10), Some(10), Some(20), Some(30)]);
+    assert_eq!(kept(80), [None; 4]);
+    assert_eq!(kept(75), [Some(25), None, None, None]);
+    assert_eq!(kept(30), [Some(10), Some(10), Some(20), None]);
     assert_eq!(set.kept_blocks(key(9), 80), None);
 }
 
