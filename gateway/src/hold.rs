@@ -18,7 +18,6 @@ use policies::hold::{Footprint, Gate, Params, Room, Start, Turn, Verdict};
 use prometheus::{IntCounter, IntGauge};
 use tokio::sync::oneshot;
 
-use crate::decisions::Routed;
 use crate::fleet::{Fleet, Node};
 use crate::metrics::GaugeGuard;
 use crate::route::Chosen;
@@ -360,7 +359,7 @@ fn turn(id: u64, job: &Job<'_>, first: &Chosen, returns: bool) -> Turn {
         work_ms: candidate.map_or(0.0, |candidate| candidate.terms.prefill_ms),
         returns,
         footprint: Footprint {
-            blocks: Routed::log_blocks(&job.prompt.chain.hashes),
+            blocks: job.log_blocks.clone(),
             tokens: job.prompt.tokens,
         },
     }

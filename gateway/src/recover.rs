@@ -223,7 +223,7 @@ fn note(flow: &mut Flow<'_>, chosen: &Chosen) {
             prompt_tokens: job.prompt.tokens,
             exact: job.prompt.exact,
             output_tokens_expected: job.output_tokens_expected,
-            blocks: Routed::log_blocks(&job.prompt.chain.hashes),
+            blocks: job.log_blocks.clone(),
             decisions: Vec::new(),
         })
         .decisions

@@ -17,6 +17,7 @@ pub(crate) use self::asked::model;
 use self::asked::{Understood, understood};
 use crate::admit::Permit;
 use crate::ctx::{Ctx, Wanted};
+use crate::decisions::Routed;
 use crate::identify::identify;
 use crate::ledger::Status;
 use crate::prompt::{Model, Planned};
@@ -44,6 +45,8 @@ pub(crate) struct Job<'a> {
     /// The client's name for the model, where that is an alias.
     pub(crate) alias: Option<Alias>,
     pub(crate) prompt: Planned,
+    /// A name for each full 512 tokens of it, as gate and decision log know them.
+    pub(crate) log_blocks: Vec<u64>,
     pub(crate) session: Session,
     pub(crate) output_tokens_expected: u64,
     /// How many answers the client wants.
@@ -328,6 +331,7 @@ fn plan<'a>(
         delivery: turn.delivery,
         model: Arc::clone(&model.id),
         alias,
+        log_blocks: Routed::log_blocks(&prompt.chain.hashes),
         prompt,
         session,
         output_tokens_expected: turn

@@ -19,7 +19,9 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use foldhash::quality::RandomState;
+use serde_json::Value;
 
+use crate::elements::values;
 use crate::normalise::Options;
 use crate::shared::Shared;
 
@@ -174,6 +176,36 @@ impl Reader<'_> {
         let hash = self.hash(kind, text);
         let bytes_max = self.known.generation_bytes_max;
         self.known.shard(hash).put(hash, Arc::new(entry), bytes_max);
+    }
+
+    /// What each element of an array was read as: those that are not remembered are read now, and
+    /// remembered. None where one cannot be.
+    pub(crate) fn each<T: Any + Send + Sync>(
+        &self,
+        kind: Kind,
+        (array, elements): (&str, &[&str]),
+        read: impl Fn(Value) -> Option<T>,
+    ) -> Option<Vec<Arc<T>>> {
+        let mut items: Vec<Option<Arc<T>>> = elements
+            .iter()
+            .map(|element| self.recall(kind, element))
+            .collect();
+        let mut at = 0;
+        while at < items.len() {
+            let run = items[at..].iter().take_while(|item| item.is_none()).count();
+            if run == 0 {
+                at += 1;
+                continue;
+            }
+            let run = &elements[at..at + run];
+            for (value, element) in values(array, run)?.into_iter().zip(run) {
+                let item = Arc::new(read(value)?);
+                self.remember(kind, element, Arc::clone(&item));
+                items[at] = Some(item);
+                at += 1;
+            }
+        }
+        items.into_iter().collect()
     }
 
     fn hash(&self, kind: Kind, text: &str) -> u64 {

@@ -361,8 +361,7 @@ impl Gate {
                 Footprint::default()
             };
             let who = (turn.session, turn.tenant);
-            self.served
-                .begin(now_ms, who, turn.footprint.tokens, counted);
+            self.served.begin(now_ms, who, counted);
         }
         fits
     }

@@ -11,7 +11,6 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::cost::to_f64;
 use crate::view::SessionKey;
 
 /// Tokens in a block of the working set.
@@ -43,7 +42,6 @@ impl Footprint {
 struct Member {
     /// What of its context counts.
     footprint: Footprint,
-    prompt_tokens: u64,
     running: u32,
     last_ms: f64,
     tenant: u64,
@@ -60,7 +58,6 @@ pub struct Served {
     silent: BTreeSet<(u64, SessionKey)>,
     by_tenant: HashMap<u64, u64>,
     pauses: Pauses,
-    fresh: Fresh,
 }
 
 impl Served {
@@ -95,21 +92,14 @@ impl Served {
         footprint.blocks.iter().filter(is_new).count() as u64 + footprint.nameless()
     }
 
-    /// The share of a prompt that is new at a member's turn; 1 while too few are known.
-    pub fn fresh_share(&self) -> f64 {
-        self.fresh.share()
-    }
-
     /// A session's turn begins: it is a member from now on, with this context.
     pub fn begin(
         &mut self,
         now_ms: f64,
         (session, tenant): (SessionKey, u64),
-        prompt_tokens: u64,
         footprint: Footprint,
     ) {
         if let Some(member) = self.members.get(&session) {
-            self.fresh.note(member.prompt_tokens, prompt_tokens);
             if member.running == 0 {
                 let pause_ms = now_ms - member.last_ms;
                 self.pauses.note(pause_ms);
@@ -134,7 +124,6 @@ impl Served {
         self.uncount(&before.blocks[shared..], before.nameless());
         let member = Member {
             footprint,
-            prompt_tokens,
             running: running + 1,
             last_ms: now_ms,
             tenant,
@@ -200,36 +189,6 @@ impl Served {
             }
         }
         self.nameless -= nameless;
-    }
-}
-
-/// How much of its prompt a session's next turn brings, older turns fading.
-#[derive(Debug, Default)]
-struct Fresh {
-    turns: f64,
-    new_tokens: f64,
-    tokens: f64,
-}
-
-impl Fresh {
-    /// What is left of earlier turns after another one.
-    const KEEP: f64 = 0.998;
-    /// Below so many turns nothing is said.
-    const ENOUGH: f64 = 30.0;
-
-    fn note(&mut self, before: u64, now: u64) {
-        // A conversation that was compacted begins anew.
-        let new = if now >= before { now - before } else { now };
-        self.turns = self.turns * Self::KEEP + 1.0;
-        self.new_tokens = self.new_tokens * Self::KEEP + to_f64(new);
-        self.tokens = self.tokens * Self::KEEP + to_f64(now);
-    }
-
-    fn share(&self) -> f64 {
-        if self.turns < Self::ENOUGH || self.tokens < 1.0 {
-            return 1.0;
-        }
-        self.new_tokens / self.tokens
     }
 }
 

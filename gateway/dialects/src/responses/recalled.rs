@@ -14,7 +14,7 @@ use super::items::{self, Item};
 use super::prompt::Messages;
 use super::read::{Object, Path};
 use super::tools::{self, CHOICES, Tools};
-use crate::elements::{elements, span, values};
+use crate::elements::{elements, span};
 use crate::fields::Fields;
 use crate::known::{Kind, Reader};
 use crate::normalise::{self, Billing, without_billing};
@@ -148,26 +148,7 @@ fn normal(messages: Messages, reader: &Reader<'_>) -> Vec<Shared> {
 
 /// The items, those that are new read now.
 fn known(array: &str, elements: &[&str], reader: &Reader<'_>) -> Option<Vec<Arc<Known>>> {
-    let mut items: Vec<Option<Arc<Known>>> = elements
-        .iter()
-        .map(|element| reader.recall(Kind::Input, element))
-        .collect();
-    let mut at = 0;
-    while at < items.len() {
-        let run = items[at..].iter().take_while(|item| item.is_none()).count();
-        if run == 0 {
-            at += 1;
-            continue;
-        }
-        let run = &elements[at..at + run];
-        for (value, element) in values(array, run)?.into_iter().zip(run) {
-            let item = Arc::new(read(value, reader)?);
-            reader.remember(Kind::Input, element, Arc::clone(&item));
-            items[at] = Some(item);
-            at += 1;
-        }
-    }
-    items.into_iter().collect()
+    reader.each(Kind::Input, (array, elements), |value| read(value, reader))
 }
 
 fn read(value: Value, reader: &Reader<'_>) -> Option<Known> {

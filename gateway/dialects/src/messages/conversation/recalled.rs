@@ -15,7 +15,7 @@ use super::super::path::{Object, Path};
 use super::super::tools::{self, Tools};
 use super::{Block, Chat, MESSAGES_MAX, Speaker, content, message, system_prompt};
 use crate::caching::Retention;
-use crate::elements::{elements, values};
+use crate::elements::elements;
 use crate::known::{Kind, Reader};
 use crate::normalise::{self, Billing, without_billing};
 use crate::shared::Shared;
@@ -157,26 +157,7 @@ fn items(array: &str, reader: &Reader<'_>) -> Option<Vec<Arc<Alone>>> {
     if elements.is_empty() || elements.len() > MESSAGES_MAX {
         return None;
     }
-    let mut items: Vec<Option<Arc<Alone>>> = elements
-        .iter()
-        .map(|element| reader.recall(Kind::Item, element))
-        .collect();
-    let mut at = 0;
-    while at < items.len() {
-        let run = items[at..].iter().take_while(|item| item.is_none()).count();
-        if run == 0 {
-            at += 1;
-            continue;
-        }
-        let run = &elements[at..at + run];
-        for (value, element) in values(array, run)?.into_iter().zip(run) {
-            let item = Arc::new(alone(value, reader)?);
-            reader.remember(Kind::Item, element, Arc::clone(&item));
-            items[at] = Some(item);
-            at += 1;
-        }
-    }
-    items.into_iter().collect()
+    reader.each(Kind::Item, (array, &elements), |value| alone(value, reader))
 }
 
 /// Reads a message by itself, as if the calls that it answers had been made.
