@@ -92,6 +92,8 @@ fn a_guard_gives_back_what_it_took() {
 /// pool has no room for.
 #[test]
 fn a_pool_keeps_what_its_last_sessions_used() {
+    /// What the index says, which nothing limits while the pool keeps all that a session used.
+    const HELD: usize = 1000;
     let (fleet, node) = idle_node();
     node.set_facts(|facts| facts.pool_blocks = 100);
     let of = |session: u128, prompt_tokens| Dispatch {
@@ -100,19 +102,19 @@ fn a_pool_keeps_what_its_last_sessions_used() {
     };
     let seen = |session: u128, blocks| {
         let session = policies::view::SessionKey(session);
-        node.view_for(Tiers::on_device(1000), session, blocks)
+        node.view_for(Tiers::on_device(HELD), session, blocks)
     };
     drop(fleet.dispatch(&node, &of(1, 80 * 16)));
-    assert_eq!(seen(1, 80).overlap_blocks, 80);
+    assert_eq!(seen(1, 80).overlap_blocks, HELD);
     assert!(seen(2, 20).kept_ms.is_infinite() && seen(2, 30).kept_ms.is_finite());
     drop(fleet.dispatch(&node, &of(2, 40 * 16)));
     // The end of the older prompt is pushed out.
     assert_eq!(
         (seen(2, 40).overlap_blocks, seen(1, 80).overlap_blocks),
-        (40, 60)
+        (HELD, 60)
     );
     node.left_by(policies::view::SessionKey(2));
-    assert_eq!(seen(1, 80).overlap_blocks, 80);
+    assert_eq!(seen(1, 80).overlap_blocks, HELD);
 }
 
 /// Would catch a node that is tried again and again after it has failed, or never again.
