@@ -9,11 +9,19 @@
 //! come must compute everything again.
 //! One set for each node. A session counts with what of its prompt was not there when it came; what
 //! sessions share counts for none of them. One that was silent for long is forgotten.
+//!
+//! Both questions are asked of every node for every turn, so neither may walk over the sessions:
+//! each use takes the next place in a row, and a binary indexed tree (Fenwick, 1994) over the places
+//! sums the blocks on either side of one. With n sessions a use and a question cost O(log n).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use crate::cost::to_f64;
 use crate::view::SessionKey;
+
+mod places;
+
+use places::Places;
 
 /// A session that was silent for so long is not counted on any more: nineteen of twenty pauses in
 /// recorded agent sessions are shorter.
@@ -24,11 +32,19 @@ const SESSIONS_MAX: usize = 100_000;
 /// What one session has on a node.
 #[derive(Clone, Copy, Debug)]
 struct Own {
-    last_ms: u64,
+    /// Its place in the order of last use.
+    place: usize,
     /// Leading blocks that were there before it came.
     shared: u64,
     /// The blocks of its prompt behind these.
     private: u64,
+}
+
+/// A place in the order of last use.
+#[derive(Clone, Copy, Debug)]
+struct Use {
+    session: SessionKey,
+    last_ms: u64,
 }
 
 /// The live sessions bound to one node.
@@ -36,8 +52,7 @@ struct Own {
 pub struct WorkingSet {
     sessions: HashMap<SessionKey, Own>,
     /// Private blocks by last use, oldest first.
-    order: BTreeMap<(u64, SessionKey), u64>,
-    private: u64,
+    order: Places<Use>,
 }
 
 impl WorkingSet {
@@ -49,79 +64,85 @@ impl WorkingSet {
             .get(&session)
             .map_or(u64::MAX, |own| own.shared);
         self.left(session);
+        if self.order.is_full() {
+            let sessions = &mut self.sessions;
+            self.order.close_ranks(|place, used| {
+                if let Some(own) = sessions.get_mut(&used.session) {
+                    own.place = place;
+                }
+            });
+        }
         let shared = before.min(overlap).min(prompt);
+        let private = prompt - shared;
+        let last_ms = now_ms;
         let own = Own {
-            last_ms: now_ms,
+            place: self.order.push(Use { session, last_ms }, private),
             shared,
-            private: prompt - shared,
+            private,
         };
         self.sessions.insert(session, own);
-        self.order.insert((now_ms, session), own.private);
-        self.private += own.private;
-        while let Some(((last_ms, oldest), _)) = self.order.first_key_value()
-            && (last_ms.saturating_add(SILENT_MS_MAX) <= now_ms
+        while let Some(oldest) = self.order.first()
+            && (oldest.last_ms.saturating_add(SILENT_MS_MAX) <= now_ms
                 || self.sessions.len() > SESSIONS_MAX)
         {
-            let oldest = *oldest;
+            let oldest = oldest.session;
             self.left(oldest);
         }
     }
 
-    /// The session goes elsewhere from now on.
+    /// A session is bound elsewhere from now on.
     pub fn left(&mut self, session: SessionKey) {
         if let Some(own) = self.sessions.remove(&session) {
-            self.order.remove(&(own.last_ms, session));
-            self.private -= own.private;
+            self.order.remove(own.place, own.private);
         }
     }
 
-    /// Sessions.
+    /// Sessions that count.
     pub fn sessions(&self) -> usize {
         self.sessions.len()
     }
 
-    /// Blocks of 16 tokens that they would like to find again, what they share aside.
+    /// Blocks of all of them, without what they share.
     pub fn private_blocks(&self) -> u64 {
-        self.private
+        self.order.sum()
     }
 
-    /// Leading blocks of its last prompt that a session bound here can expect to find again in a
-    /// pool of so many blocks; none where nothing limits it: it is not bound here, or all that it
-    /// used is kept, the answer included, which nobody has counted here.
+    /// Leading blocks that a session can count on where the pool has so many; none where nothing is
+    /// known to limit them.
     pub fn kept_blocks(&self, session: SessionKey, pool_blocks: u64) -> Option<u64> {
         let own = self.sessions.get(&session)?;
-        let mut room = pool_blocks;
-        for ((_, other), private) in self.order.iter().rev() {
-            if *other == session {
-                break;
-            }
-            room = room.saturating_sub(*private);
-        }
+        let newer = self.order.sum() - self.order.sum_to(own.place);
+        let room = pool_blocks.saturating_sub(newer);
         // The end of a prompt is pushed out before its beginning.
         (own.private > room).then_some(own.shared + room)
     }
 
-    /// Time since the last use of what a pool of so many blocks pushes out to make room for
-    /// `wanted` more, as far as another session than `own` would miss it. Infinite where there is
-    /// room.
+    /// How long ago, in milliseconds, the newest of those sessions was used whose blocks have to go
+    /// for `wanted` more of this session; infinite where there is room.
     pub fn kept_ms(&self, now_ms: u64, pool_blocks: u64, wanted: u64, own: SessionKey) -> f64 {
-        let own_blocks = self.sessions.get(&own).map_or(0, |own| own.private);
-        let mut over = (self.private - own_blocks)
-            .saturating_add(wanted)
-            .saturating_sub(pool_blocks);
-        let mut newest_gone_ms = None;
-        for ((last_ms, session), private) in &self.order {
-            if over == 0 {
-                break;
-            }
-            if *session != own {
-                over = over.saturating_sub(*private);
-                newest_gone_ms = Some(*last_ms);
-            }
-        }
-        newest_gone_ms.map_or(f64::INFINITY, |last_ms| {
-            to_f64(now_ms.saturating_sub(last_ms))
+        let own = self.sessions.get(&own);
+        let own_blocks = own.map_or(0, |own| own.private);
+        let others = self.order.sum() - own_blocks;
+        let over = others.saturating_add(wanted).saturating_sub(pool_blocks);
+        let gone = self.newest_gone(over.min(others), own);
+        gone.map_or(f64::INFINITY, |used| {
+            to_f64(now_ms.saturating_sub(used.last_ms))
         })
+    }
+
+    /// The last to go of others' sessions, oldest first, where so many of their blocks have to.
+    fn newest_gone(&self, over: u64, own: Option<&Own>) -> Option<&Use> {
+        if over == 0 {
+            return None;
+        }
+        let last = self.order.reach(over)?;
+        match own {
+            // Its own blocks lie between, and stay.
+            Some(own) if own.place <= last => {
+                self.order.at(self.order.reach(over + own.private)?)
+            }
+            _ => self.order.at(last),
+        }
     }
 }
 

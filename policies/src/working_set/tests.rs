@@ -40,7 +40,9 @@ impl Slow {
                 break;
             }
             left -= turn.3.min(left);
-            last = Some(turn.1);
+            if turn.3 > 0 {
+                last = Some(turn.1);
+            }
         }
         last.map_or(f64::INFINITY, |last: u64| (now_ms - last) as f64)
     }
@@ -61,7 +63,7 @@ fn equals_the_slow_definition_on_random_turns() {
         (state >> 33) % below
     };
     let mut now_ms = 0;
-    for turn in 0..3000 {
+    for turn in 0..6000 {
         // Now and then all are silent for so long that most are forgotten.
         now_ms += 1 + random(if turn % 500 == 0 {
             SILENT_MS_MAX
