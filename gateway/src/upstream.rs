@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, USER_AGENT};
-use pingora::connectors::ConnectorOptions;
-use pingora::connectors::http::Connector;
+use pingora::connectors::{ConnectorOptions, TransportConnector};
 use pingora::http::{RequestHeader, ResponseHeader};
-use pingora::protocols::http::client::HttpSession;
-use pingora::upstreams::peer::HttpPeer;
-use pingora::{Error, ErrorType};
+use pingora::protocols::Stream;
+use pingora::protocols::http::v1::client::{HttpSession, http_req_header_to_wire};
+use pingora::upstreams::peer::{HttpPeer, Peer as _};
+use pingora::{Error, ErrorType, OrErr as _};
 use policies::retry::Outcome;
+use tokio::io::AsyncWriteExt as _;
+use tokio::time::timeout;
 
 use crate::fleet::Node;
 use crate::respond::X_REQUEST_ID;
@@ -28,8 +30,9 @@ const IDLE: Duration = Duration::from_secs(50);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest stall while a node takes the request's bytes.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Up to so many bytes, a body and its addition are sent as one piece.
-const JOIN_BYTES_MAX: usize = 16 << 10;
+/// Up to so many bytes, head and body are sent as one piece: each piece wakes the node, which costs
+/// more than to copy so much.
+const JOIN_BYTES_MAX: usize = 32 << 10;
 /// How long a client gives its request, in milliseconds.
 pub(crate) const X_REQUEST_TIMEOUT_MS: &str = "x-request-timeout-ms";
 /// Closed pooled connections to try before the node itself is blamed.
@@ -37,7 +40,7 @@ const STALE_MAX: u32 = 3;
 
 /// The way to the nodes.
 pub(crate) struct Upstream {
-    connector: Connector,
+    connector: TransportConnector,
     authorization: String,
     silence: Duration,
 }
@@ -57,17 +60,29 @@ pub(crate) struct NodeRequest<'a> {
 }
 
 impl NodeRequest<'_> {
-    /// The body in the pieces in which it is written.
-    fn pieces(&self) -> Vec<Bytes> {
-        if self.more.is_empty() {
-            return vec![self.body.clone()];
+    /// Bytes of the body.
+    fn length(&self) -> usize {
+        self.body.len() + self.more.len()
+    }
+
+    /// Head and body in the pieces in which they are written.
+    fn pieces(&self, mut head: Vec<u8>) -> Vec<Bytes> {
+        let (open, close) = match self.more.is_empty() {
+            true => (self.body.clone(), ""),
+            false => (self.body.slice(..self.body.len().saturating_sub(1)), "}"),
+        };
+        let rest = [self.more.as_bytes(), close.as_bytes()];
+        if head.len() + self.length() > JOIN_BYTES_MAX {
+            let pieces = vec![head.into(), open, rest.concat().into()];
+            return pieces
+                .into_iter()
+                .filter(|piece| !piece.is_empty())
+                .collect();
         }
-        let open = self.body.slice(..self.body.len().saturating_sub(1));
-        let rest = format!("{}}}", self.more);
-        if open.len() + rest.len() > JOIN_BYTES_MAX {
-            return vec![open, rest.into()];
-        }
-        vec![[&open[..], rest.as_bytes()].concat().into()]
+        head.reserve_exact(self.length());
+        head.extend_from_slice(&open);
+        rest.iter().for_each(|part| head.extend_from_slice(part));
+        vec![head.into()]
     }
 }
 
@@ -88,7 +103,7 @@ impl Upstream {
     /// `silence` is how long a node may say nothing.
     pub(crate) fn new(token: &str, silence: Duration) -> Self {
         Self {
-            connector: Connector::new(Some(ConnectorOptions::new(POOL_CONNECTIONS_MAX))),
+            connector: TransportConnector::new(Some(ConnectorOptions::new(POOL_CONNECTIONS_MAX))),
             authorization: format!("Bearer {token}"),
             silence,
         }
@@ -103,43 +118,57 @@ impl Upstream {
         let mut peer = HttpPeer::new(node.addr, false, String::new());
         peer.options.connection_timeout = Some(CONNECT_TIMEOUT);
         peer.options.total_connection_timeout = Some(CONNECT_TIMEOUT);
+        let failed = |outcome, cause: &Error| SendError {
+            outcome,
+            cause: cause.to_string(),
+        };
         let mut stale = 0;
         loop {
-            let (mut session, reused) =
-                self.connector
-                    .get_http_session(&peer)
-                    .await
-                    .map_err(|error| SendError {
-                        outcome: Outcome::ConnectFailed,
-                        cause: error.to_string(),
-                    })?;
-            session.set_read_timeout(Some(self.silence));
-            session.set_write_timeout(Some(WRITE_TIMEOUT));
-            match self.exchange(&mut session, node, request).await {
-                Ok(()) => return Ok(Exchange { session, peer }),
+            let found = self.connector.get_stream(&peer).await;
+            let (stream, reused) = found.map_err(|error| failed(Outcome::ConnectFailed, &error))?;
+            match self.exchange(stream, node, request).await {
+                Ok(session) => return Ok(Exchange { session, peer }),
                 Err(error) if reused && stale < STALE_MAX && broken(&error) => stale += 1,
-                Err(error) => {
-                    return Err(SendError {
-                        outcome: outcome(&error),
-                        cause: error.to_string(),
-                    });
-                }
+                Err(error) => return Err(failed(outcome(&error), &error)),
             }
         }
     }
 
     async fn exchange(
         &self,
-        session: &mut HttpSession,
+        mut stream: Stream,
         node: &Node,
         request: &NodeRequest<'_>,
-    ) -> pingora::Result<()> {
-        let pieces = request.pieces();
-        let length: usize = pieces.iter().map(Bytes::len).sum();
+    ) -> pingora::Result<HttpSession> {
+        for piece in request.pieces(self.head(node, request)?) {
+            match timeout(WRITE_TIMEOUT, stream.write_all(&piece)).await {
+                Ok(written) => written.or_err(ErrorType::WriteError, "writing to the node")?,
+                Err(_) => return Err(Error::new(ErrorType::WriteTimedout)),
+            }
+        }
+        match timeout(WRITE_TIMEOUT, stream.flush()).await {
+            Ok(written) => written.or_err(ErrorType::WriteError, "writing to the node")?,
+            Err(_) => return Err(Error::new(ErrorType::WriteTimedout)),
+        }
+        let mut session = HttpSession::new(stream);
+        session.read_timeout = Some(self.silence);
+        loop {
+            session.read_response().await?;
+            let informational = session
+                .resp_header()
+                .is_some_and(|head| head.status.is_informational());
+            if !informational {
+                return Ok(session);
+            }
+        }
+    }
+
+    /// The request's head as it goes over the wire.
+    fn head(&self, node: &Node, request: &NodeRequest<'_>) -> pingora::Result<Vec<u8>> {
         let mut head = RequestHeader::build("POST", request.path.as_bytes(), Some(9))?;
         head.insert_header(HOST, &node.host)?;
         head.insert_header(CONTENT_TYPE, "application/json")?;
-        head.insert_header(CONTENT_LENGTH, length)?;
+        head.insert_header(CONTENT_LENGTH, request.length())?;
         head.insert_header(ACCEPT, "application/json, text/event-stream")?;
         head.insert_header(USER_AGENT, concat!("homing/", env!("CARGO_PKG_VERSION")))?;
         head.insert_header(X_REQUEST_ID, request.request_id)?;
@@ -150,29 +179,20 @@ impl Upstream {
         if let Some(ms) = request.timeout_ms {
             head.insert_header(X_REQUEST_TIMEOUT_MS, ms.to_string())?;
         }
-        session.write_request_header(Box::new(head)).await?;
-        let last = pieces.len() - 1;
-        for (at, piece) in pieces.into_iter().enumerate() {
-            session.write_request_body(piece, at == last).await?;
-        }
-        session.finish_request_body().await?;
-        loop {
-            session.read_response_header().await?;
-            let informational = session
-                .response_header()
-                .is_some_and(|head| head.status.is_informational());
-            if !informational {
-                return Ok(());
-            }
-        }
+        let wire = http_req_header_to_wire(&head);
+        let wire = wire.ok_or_else(|| Error::new(ErrorType::InvalidHTTPHeader))?;
+        Ok(wire.to_vec())
     }
 
     /// Gives a connection whose answer has been read whole back to the pool; any other is closed.
     pub(crate) async fn release(&self, mut exchange: Exchange) {
-        if exchange.session.response_done() {
-            self.connector
-                .release_http_session(exchange.session, &exchange.peer, Some(IDLE))
-                .await;
+        if !exchange.is_done() {
+            return;
+        }
+        exchange.session.respect_keepalive();
+        if let Some(stream) = exchange.session.reuse().await {
+            let key = exchange.peer.reuse_hash();
+            self.connector.release_stream(stream, key, Some(IDLE));
         }
     }
 }
@@ -180,7 +200,7 @@ impl Upstream {
 impl Exchange {
     /// The head of the answer.
     pub(crate) fn head(&self) -> Option<&ResponseHeader> {
-        self.session.response_header()
+        self.session.resp_header()
     }
 
     /// A header of the answer, if it is text.
@@ -196,7 +216,7 @@ impl Exchange {
     /// The next piece of the body; none at its orderly end. Safe to drop before it is ready.
     pub(crate) async fn next(&mut self) -> pingora::Result<Option<Bytes>> {
         loop {
-            match self.session.read_response_body().await? {
+            match self.session.read_body_bytes().await? {
                 Some(chunk) if chunk.is_empty() => {}
                 other => return Ok(other),
             }
@@ -205,7 +225,7 @@ impl Exchange {
 
     /// Whether the body has been read to its end.
     pub(crate) fn is_done(&mut self) -> bool {
-        self.session.response_done()
+        self.session.is_body_done()
     }
 }
 
