@@ -48,6 +48,10 @@ pub struct Params {
     pub live_fade_ms: f64,
     /// Prefill tokens that one token of decode in flight counts as.
     pub decode_interference: f64,
+    /// Weight of each session bound to a node beyond the fewest, in prefills of the turn that is being
+    /// placed. Below 0.9, six prompts on four nodes leave one node with two of them for ever; replays
+    /// tell 0 from 1 by no more than seeds do, and lose from 2 on.
+    pub crowd: f64,
     /// A session without binding is cold where no node holds more than this share of its prompt.
     pub cold_overlap_share: f64,
     /// Nor is it relevant where it is fewer tokens than this: what every prompt of a template has in
@@ -76,6 +80,7 @@ impl Default for Params {
             live: 4.0,
             live_fade_ms: 200_000.0,
             decode_interference: 0.05,
+            crowd: 1.0,
             cold_overlap_share: 0.2,
             cold_overlap_tokens_min: 64,
             cold_round_trip_slack_ms: 10.0,
@@ -171,6 +176,7 @@ pub fn candidate(
         behind_ms: p.behind * behind_ms(node, fleet, (queue_ms, own_ms), p),
         pool_ms: pool_wait_ms(request, node, p),
         live_ms: ms(p.live * displaced_live(request, node, uncached, p)),
+        crowd_ms: 0.0,
         decode_ms: ms(p.decode_interference * to_f64(node.inflight_decode_tokens)),
         fetch_ms: source.fetch_ms,
         session_ms: if bound { -bonus } else { 0.0 },

@@ -123,7 +123,13 @@ pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decis
     if able.is_empty() {
         able = suspected(nodes, &mut refused);
     }
-    let (entries, passed_over) = priced(req, &able, p);
+    let (mut entries, passed_over) = priced(req, &able, p);
+    if !entries
+        .iter()
+        .any(|entry| Some(&entry.view.id) == req.bound.as_ref())
+    {
+        crowd(req, &mut entries, p);
+    }
     let bound = entries
         .iter()
         .find(|entry| Some(&entry.view.id) == req.bound.as_ref());
@@ -179,6 +185,24 @@ fn priced<'a>(req: &RequestView, able: &[&'a NodeView], p: &Params) -> (Vec<Entr
         view: able[at],
     };
     (sampled.into_iter().map(entry).collect(), passed_over)
+}
+
+/// Adds what speaks against nodes that have many sessions already. A node that holds a prefix which
+/// all new sessions share is the cheapest for each of them, and would gather them all: its queue
+/// shows that only when their later turns come, and by then moving is dear.
+fn crowd(req: &RequestView, entries: &mut [Entry<'_>], p: &Params) {
+    let cost = |entry: &Entry<'_>| entry.candidate.cost_ms;
+    let Some(best) = lowest(req, entries.iter(), cost) else {
+        return;
+    };
+    let turn_ms = best.candidate.terms.prefill_ms.max(0.0) / p.b.max(f64::MIN_POSITIVE);
+    let fewest = entries.iter().map(|entry| entry.view.bound_sessions).min();
+    for entry in entries {
+        let beyond = entry.view.bound_sessions - fewest.unwrap_or(0);
+        let crowd_ms = p.crowd * turn_ms * to_f64(beyond);
+        entry.candidate.terms.crowd_ms = crowd_ms;
+        entry.candidate.cost_ms += crowd_ms;
+    }
 }
 
 /// The nodes that only their breaker keeps out, for when nobody else is left: a node that failed a
@@ -257,7 +281,7 @@ fn least_loaded<'a, 'b>(
     // by a tenth of a millisecond would get every session while all are idle.
     let load = |entry: &Entry<'_>| {
         let terms = &entry.candidate.terms;
-        entry.candidate.cost_ms - terms.prefill_ms - terms.round_trip_ms
+        entry.candidate.cost_ms - terms.prefill_ms - terms.round_trip_ms - terms.crowd_ms
     };
     // Nor does what two learnt rates differ by, as long as it is little beside the request's own work.
     let nearby: Vec<&Entry<'_>> = nearby.collect();

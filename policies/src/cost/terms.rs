@@ -15,6 +15,9 @@ pub struct Terms {
     pub pool_ms: f64,
     /// Computing again what it pushes out of the prefixes of live sessions.
     pub live_ms: f64,
+    /// What a new session will wait for the sessions that are bound there, beyond the fewest of any
+    /// node; 0 for a session that is bound.
+    pub crowd_ms: f64,
     /// Sharing steps with the decodes in flight there.
     pub decode_ms: f64,
     /// Fetching KV from a store tier.
@@ -25,7 +28,7 @@ pub struct Terms {
 
 impl Terms {
     /// Each with its name, for whoever has to show or write them all.
-    pub fn named(&self) -> [(&'static str, f64); 9] {
+    pub fn named(&self) -> [(&'static str, f64); 10] {
         let Self {
             round_trip_ms,
             queue_ms,
@@ -33,6 +36,7 @@ impl Terms {
             behind_ms,
             pool_ms,
             live_ms,
+            crowd_ms,
             decode_ms,
             fetch_ms,
             session_ms,
@@ -44,6 +48,7 @@ impl Terms {
             ("behind_ms", behind_ms),
             ("pool_ms", pool_ms),
             ("live_ms", live_ms),
+            ("crowd_ms", crowd_ms),
             ("decode_ms", decode_ms),
             ("fetch_ms", fetch_ms),
             ("session_ms", session_ms),
