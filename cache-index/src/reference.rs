@@ -45,6 +45,8 @@ struct Block {
     prefix: Vec<u32>,
     /// Its own tokens among them.
     own: usize,
+    /// How often it was stored.
+    copies: usize,
 }
 
 impl Block {
@@ -92,6 +94,28 @@ impl Node {
 
     fn weight(&self) -> usize {
         self.blocks.iter().map(Block::weight).sum()
+    }
+
+    /// Removes one copy of a block, and the block with the last of them.
+    fn remove_copy(&mut self, tier: usize, name: &EngineHash) -> bool {
+        match self.find_mut(tier, name) {
+            Some(block) if block.copies > 1 => {
+                block.copies -= 1;
+                true
+            }
+            _ => self.remove(tier, name),
+        }
+    }
+
+    fn add_copy(&mut self, tier: usize, name: &EngineHash) {
+        if let Some(block) = self.find_mut(tier, name) {
+            block.copies += 1;
+        }
+    }
+
+    fn find_mut(&mut self, tier: usize, name: &EngineHash) -> Option<&mut Block> {
+        let found = |block: &&mut Block| block.tier == tier && block.name == *name;
+        self.blocks.iter_mut().find(found)
     }
 
     /// Removes a block, and with it each that begins inside a block of ours where it ended.
@@ -215,7 +239,7 @@ impl Reference {
                         continue;
                     };
                     let names = block_hashes.iter();
-                    let known = names.filter(|name| node.remove(tier, name)).count();
+                    let known = names.filter(|name| node.remove_copy(tier, name)).count();
                     applied.unknown_removals += block_hashes.len() - known;
                 }
                 KvEvent::Stored {
@@ -300,6 +324,7 @@ impl Reference {
                 space,
                 prefix,
                 own: *block_size,
+                copies: 1,
             };
             match self.store_one(id, parent_tier, block) {
                 One::Stored => {}
@@ -352,9 +377,15 @@ impl Reference {
                 continue;
             };
             if block.tier == tier {
+                self.node(id).add_copy(tier, name);
                 applied.repeated += 1;
             } else if self.has_room(id, &block) {
-                self.node(id).blocks.push(Block { tier, ..block });
+                let copies = 1;
+                self.node(id).blocks.push(Block {
+                    tier,
+                    copies,
+                    ..block
+                });
             } else {
                 applied.over_limit += names.len() - at;
                 return;
@@ -371,6 +402,7 @@ impl Reference {
                 && old.completes(&model) == block.completes(&model)
         };
         if node.find_in(block.tier, &block.name).is_some_and(same) {
+            node.add_copy(block.tier, &block.name);
             return One::Repeated;
         }
         node.remove(block.tier, &block.name);

@@ -90,7 +90,7 @@ pub struct Applied {
     pub stored: usize,
     /// Blocks of 16 tokens that were held before and are not now.
     pub removed: usize,
-    /// Node blocks stored again, which changes nothing.
+    /// Node blocks stored again under the same name: further copies, each to be removed for itself.
     pub repeated: usize,
     /// Node blocks without credit because the block before them is not known.
     pub orphans: usize,

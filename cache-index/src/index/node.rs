@@ -7,7 +7,8 @@
 //! Each tier has its own names, since an engine calls a block the same wherever it lies. A parent
 //! may lie in any tier.
 //! Two node blocks may complete the same block of ours (an engine can compute a prefix twice), so
-//! each key is counted.
+//! each key is counted. They may even have the same name: vLLM keeps every copy that it computes, and
+//! tells of each one that comes and each one that goes, so names are counted too.
 //! A node block that begins inside one of our blocks goes when the node block before it goes:
 //! without it, it cannot be used either. Blocks further on are kept, and count once all before them
 //! do again.
@@ -59,6 +60,8 @@ struct Side {
     odd: HashMap<u64, Odd>,
     /// Names for a key beyond the first.
     more: HashMap<Loc, u32>,
+    /// Copies of a name's block beyond the first.
+    copies: HashMap<u64, u32>,
     held: usize,
 }
 
@@ -68,8 +71,27 @@ impl Side {
             names: Names::new(),
             odd: HashMap::new(),
             more: HashMap::new(),
+            copies: HashMap::new(),
             held: 0,
         }
+    }
+
+    /// The engine holds one more copy of the block of this name.
+    fn add_copy(&mut self, name: u64) {
+        let copies = self.copies.entry(name).or_default();
+        *copies = copies.saturating_add(1);
+    }
+
+    /// One of several copies goes; false where there is only one.
+    fn take_copy(&mut self, name: u64) -> bool {
+        let Some(copies) = self.copies.get_mut(&name) else {
+            return false;
+        };
+        *copies -= 1;
+        if *copies == 0 {
+            self.copies.remove(&name);
+        }
+        true
     }
 }
 
@@ -130,13 +152,19 @@ impl Node {
         shared: &mut Shared<'_>,
     ) {
         for hash in hashes {
-            if !self.remove(tier, name_of(hash), shared) {
+            let name = name_of(hash);
+            let side = self.sides[tier].as_mut();
+            if side.is_some_and(|side| side.take_copy(name)) {
+                continue;
+            }
+            if !self.remove(tier, name, shared) {
                 shared.applied.unknown_removals += 1;
             }
         }
     }
 
-    /// Removes a block and those that continue its tail; false where it is not held.
+    /// Removes a block, however many copies of it there were, and those that continue its tail;
+    /// false where it is not held.
     fn remove(&mut self, tier: usize, name: u64, shared: &mut Shared<'_>) -> bool {
         let Some(side) = self.sides[tier].as_mut() else {
             return false;
@@ -144,6 +172,7 @@ impl Node {
         let Some(value) = side.names.remove(name) else {
             return false;
         };
+        side.copies.remove(&name);
         if value != ODD {
             self.give_back(tier, 1, [value], shared);
             return true;
@@ -157,6 +186,7 @@ impl Node {
         while at < gone.len() {
             for after in std::mem::take(&mut gone[at].after) {
                 side.names.remove(after);
+                side.copies.remove(&after);
                 gone.extend(side.odd.remove(&after));
             }
             at += 1;
@@ -256,6 +286,10 @@ impl Node {
             }
             assert_eq!(odd_names, side.odd.len(), "names of odd blocks");
             assert_eq!(holders.len(), side.held, "keys of node {}", self.number);
+            for (name, copies) in &side.copies {
+                let is_held = side.names.get(*name).is_some();
+                assert!(is_held && *copies > 0, "{copies} copies of {name}");
+            }
             let empty = HashSet::new();
             let held = in_runs
                 .get(&Holder::new(self.number, tier))

@@ -265,7 +265,7 @@ fn keys_that_nobody_holds_are_bounded() {
 }
 
 #[test]
-fn a_repeated_store_changes_nothing_and_an_orphan_gets_no_credit() {
+fn a_repeated_store_adds_no_credit_and_an_orphan_gets_none() {
     let index = Index::new(MODEL, Limits::default());
     let id = node("a");
     let event = stored(0, 16, 3, ExtraKeys::none());
@@ -373,4 +373,32 @@ fn lookups_see_a_held_chain_whole_while_the_table_grows_and_shrinks() {
     });
     index.check_integrity();
     assert_eq!(index.distinct_blocks(), 64);
+}
+
+/// Catches a block that loses its credit with the first of its copies: vLLM computes the last block
+/// of an aligned prompt again each time it comes, keeps both, and tells of each one's end.
+#[test]
+fn a_block_is_held_until_its_last_copy_goes() {
+    for size in [16, 32, 8] {
+        let index = Index::new(MODEL, Limits::default());
+        let id = node("a");
+        let apply = |event: KvEvent| {
+            let applied = index.apply(&id, &batch(event));
+            index.check_integrity();
+            (applied, overlap(&index, (None, None), &prompt(0, 3 * size)))
+        };
+        let all = stored(0, size, 3, ExtraKeys::none());
+        let (_, held) = apply(all.clone());
+        assert_eq!(apply(all).1, held);
+        // The second block's copies go one by one, and with the last of them its credit.
+        let (applied, left) = apply(removed(0, 1));
+        assert_eq!((applied, left), (Applied::default(), held), "{size}");
+        let (applied, left) = apply(removed(0, 1));
+        assert!(applied.removed > 0 && left < held, "{size}: {applied:?}");
+        assert_eq!(apply(removed(0, 1)).0.unknown_removals, 1, "{size}");
+        apply(KvEvent::Cleared);
+        // Copies are forgotten with the rest: one removal is enough again.
+        apply(stored(0, size, 3, ExtraKeys::none()));
+        assert_eq!(apply(removed(0, 0)).1, 0, "{size}");
+    }
 }

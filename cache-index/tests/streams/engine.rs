@@ -115,7 +115,7 @@ impl Engine {
             let fill = random.below(2) as u32;
             prefix.extend((0..self.block_size as u32).map(|i| i * fill % 5));
             let name = self.name(space, &prefix, random);
-            self.held.retain(|held| held.name != name);
+            // Perhaps one more copy: an engine computes again what it holds, and keeps both.
             self.held.push(Held {
                 name: name.clone(),
                 space,
@@ -163,8 +163,9 @@ impl Engine {
         Some(removed(vec![gone.name]))
     }
 
-    /// All that is held, parents first: what our engine answers a late joiner. A block whose parent
-    /// was evicted is left out, since no prompt can reach it.
+    /// All that is held, parents first and each copy for itself: what our engine (which makes no
+    /// copies) answers a late joiner. A block whose parent was evicted is left out, since no prompt
+    /// can reach it.
     pub(crate) fn stored(&self) -> Vec<KvEvent> {
         let mut held = self.held.clone();
         held.sort_by_key(|held| held.prefix.len());

@@ -25,6 +25,7 @@ impl Node {
             let found = self.find(tier, name);
             let keys = match found {
                 Some((found, _)) if found == tier => {
+                    self.side(tier).add_copy(name);
                     shared.applied.repeated += 1;
                     continue;
                 }
@@ -99,6 +100,7 @@ impl Node {
         place.tail.clone_from(&arrival.tail);
         if let Some(value) = self.side(tier).names.get(name) {
             if self.is_same_odd(tier, name, value, place, &keys) {
+                self.side(tier).add_copy(name);
                 shared.applied.repeated += 1;
                 return Ok(());
             }

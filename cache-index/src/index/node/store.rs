@@ -258,6 +258,7 @@ impl Node {
     ) -> Result<(), Stop> {
         if let Some(value) = self.side(tier).names.get(name) {
             if self.is_same(tier, name, value, loc) {
+                self.side(tier).add_copy(name);
                 shared.applied.repeated += 1;
                 return Ok(());
             }
