@@ -13,13 +13,16 @@ export CMAKE
 # The binaries stand where cargo puts them, also when the user moved its target directory.
 TARGET := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help run test setup build lint clients bench-engine bench-gateway bench-peers bench-routing bench-decision
+.PHONY: help run test setup build lint clients bench-engine bench-gateway bench-peers bench-routing bench-decision \
+	check-vllm
 
 help:
 	@echo 'make run            build and serve: gateway on 127.0.0.1:8080, two engine nodes'
 	@echo '                    MODEL=path.gguf serves another model, ARGS="…" goes to `homing up`'
 	@echo 'make test           every test, end to end ones included'
 	@echo 'make clients        SDKs, frameworks and coding agents through the gateway, headless'
+	@echo 'make check-vllm     a real vLLM (CPU) says what it had cached, beside what the gateway expected'
+	@echo '                    (installs 5 GB; ~10 minutes)'
 	@echo 'make lint           formatting, clippy, documentation, tidy'
 	@echo 'make setup          only what run needs: cmake (.tools/), default model (models/)'
 	@echo 'make bench-engine   the engine beside the server of llama.cpp (builds it, ~10 minutes)'
@@ -48,6 +51,10 @@ lint:
 # Installs what it drives into .tools/clients (about 2 GB, most of it coding agents).
 clients: build
 	@load-tests/scripts/clients $(ARGS)
+
+# Not part of `make test`: it installs vLLM into .tools/vllm.
+check-vllm: build
+	@load-tests/scripts/check-vllm $(ARGS)
 
 bench-engine: build
 	@load-tests/scripts/bench-engine $(ARGS)

@@ -7,7 +7,8 @@
 //! [`http_bench`], [`gateway_bench`], [`engine_bench`], [`fairness_bench`] and [`constrain_bench`]
 //! are the figures of docs/MEASUREMENTS.md, [`answers`] says how many tokens of answers a next turn
 //! would lose, [`soak`] asks for everything at once, [`simulate`] plays traces on a virtual clock,
-//! [`clients`] drives other people's clients through the gateway, [`process`] starts and watches the programs that they compare.
+//! [`clients`] drives other people's clients through the gateway, [`vllm_check`] asks a real vLLM what
+//! it had cached, [`process`] starts and watches the programs that they compare.
 
 pub mod agent;
 pub mod answers;
@@ -32,4 +33,5 @@ pub mod scripted_node;
 pub mod simulate;
 pub mod soak;
 pub mod sse;
+pub mod vllm_check;
 pub mod workload;

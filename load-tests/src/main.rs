@@ -14,6 +14,7 @@ use load_tests::report::Report;
 use load_tests::{
     agent, answers, clients, constrain_bench, echo_node, engine_bench, fairness_bench,
     gateway_bench, http_bench, node, policy, routing_bench, scripted_node, simulate, soak,
+    vllm_check,
 };
 use serde::Serialize;
 
@@ -62,6 +63,9 @@ enum Tool {
     /// Where our gateway and SMG send the turns of agents, before simulated nodes
     #[command(hide = true)]
     RoutingBench(Box<routing_bench::Args>),
+    /// Our gateway's index beside what a real vLLM reports
+    #[command(hide = true)]
+    VllmCheck(vllm_check::Args),
     /// A node that computes nothing
     #[command(hide = true)]
     EchoNode(echo_node::Args),
@@ -149,6 +153,14 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
         Tool::RoutingBench(args) => {
             let comparison = routing_bench::run(&args).await?;
             show(&comparison.table(), &comparison, args.json.as_deref())
+        }
+        Tool::VllmCheck(args) => {
+            let checked = vllm_check::run(&args).await?;
+            show(&checked.table(), &checked, args.json.as_deref())?;
+            match checked.faults.len() {
+                0 => Ok(()),
+                faults => Err(LoadError::program("the check", format!("{faults} faults"))),
+            }
         }
         Tool::EchoNode(args) => {
             let node = echo_node::EchoNode::bind(&args).await?;
