@@ -53,7 +53,7 @@ pub struct Args {
     /// Texts are drawn from it
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Keep logs, configuration and every comparison in this folder
+    /// Keep logs, configuration and every comparison in this folder, a new one
     #[arg(long, value_name = "FOLDER")]
     pub keep: Option<PathBuf>,
     /// Write the result here as JSON (`-` for stdout, in place of the table)

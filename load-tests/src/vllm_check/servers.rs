@@ -173,6 +173,8 @@ impl Vllm {
         ]);
         command.args(["--num-gpu-blocks-override", &self.blocks.to_string()]);
         command.args(["--max-model-len", &CONTEXT_MAX.to_string()]);
+        // Without instructions for bfloat16, which few CPUs have, it is several times slower.
+        command.args(["--dtype", "float32"]);
         // The CPU's attention takes only multiples of 32.
         command.args([
             "--block-size",
