@@ -170,6 +170,8 @@ fn row(fleet: &Fleet, node: &Node) -> Value {
         "id": node.id.as_str(),
         "url": format!("http://{}", node.addr),
         "region": view.region,
+        "role": view.role.as_str(),
+        "kv_transfer_bytes_per_s": view.handover.map(|handover| handover.bytes_per_s),
         "model": node.model().as_deref(),
         "state": state,
         "why": why,

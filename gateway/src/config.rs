@@ -6,7 +6,9 @@
 
 mod aliases;
 mod decisions;
+mod disaggregation;
 mod file;
+mod nodes;
 mod responses;
 mod sessions;
 
@@ -21,7 +23,9 @@ use dialects::normalise::Options;
 use dialects::session::Table;
 use policies::pick::Params;
 use policies::price::{PriceBook, Rates};
+use policies::view::Role;
 
+pub use self::disaggregation::DisaggregationConfig;
 use crate::store::TenantId;
 
 /// A checked configuration.
@@ -55,6 +59,8 @@ pub struct Config {
     pub sessions: Table,
     /// Which spellings of a prompt are made one.
     pub normalise: NormaliseConfig,
+    /// When two nodes share a turn.
+    pub disaggregation: DisaggregationConfig,
 }
 
 /// Which spellings of a prompt are made one.
@@ -109,6 +115,77 @@ pub struct NodeConfig {
     pub replay: Option<String>,
     /// The region it is in; `local` if the file does not say.
     pub region: String,
+    /// What it does of a turn.
+    pub duty: Duty,
+}
+
+/// What a node does where prompts and answers are computed apart.
+#[derive(Debug, Clone, Default)]
+pub struct Duty {
+    /// Its part of a turn.
+    pub role: Role,
+    /// How it hands KV over, or takes it.
+    pub connector: ConnectorKind,
+    /// Where those who take its KV ask first; only of a node that computes prompts, and only where
+    /// its connector has one.
+    pub bootstrap: Option<Bootstrap>,
+    /// Size of one token's KV where it does not tell; 0 if the file does not say.
+    pub kv_bytes_per_token: u64,
+    /// How fast KV travels until it has been measured; 0 if the file does not say.
+    pub transfer_bytes_per_s: u64,
+}
+
+/// Which fields tell two nodes that they share a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ConnectorKind {
+    /// Our engine's own.
+    #[default]
+    Homing,
+    /// vLLM with its NIXL connector.
+    Nixl,
+    /// vLLM with its Mooncake connector.
+    Mooncake,
+    /// SGLang.
+    Sglang,
+}
+
+impl ConnectorKind {
+    /// Its name in the file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Homing => "homing",
+            Self::Nixl => "nixl",
+            Self::Mooncake => "mooncake",
+            Self::Sglang => "sglang",
+        }
+    }
+
+    /// Whether KV travels while the prompt is still being computed, as both nodes are asked at once.
+    pub fn overlaps_prefill(self) -> bool {
+        match self {
+            Self::Homing | Self::Mooncake | Self::Sglang => true,
+            Self::Nixl => false,
+        }
+    }
+
+    /// Whether a node that computes prompts has a bootstrap server.
+    pub fn needs_bootstrap(self) -> bool {
+        match self {
+            Self::Mooncake | Self::Sglang => true,
+            Self::Homing | Self::Nixl => false,
+        }
+    }
+}
+
+/// A bootstrap server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bootstrap {
+    /// As the file has it: nodes look it up themselves.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// Where the gateway asks it.
+    pub addr: SocketAddr,
 }
 
 /// Bounds on requests. Each has its unit in its name or its type.
@@ -253,6 +330,7 @@ impl Config {
     pub fn policy_params(&self) -> Params {
         Params {
             b: self.policy.b,
+            split_tokens_min: self.disaggregation.uncached_tokens_min,
             ..Params::default()
         }
     }

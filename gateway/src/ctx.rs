@@ -63,6 +63,8 @@ pub(crate) struct Line {
     /// The client's name for it, where that is another one.
     pub(crate) model_asked: Option<String>,
     pub(crate) node: String,
+    /// The one that computed the prompt, where that is another one.
+    pub(crate) prefill_node: Option<String>,
     pub(crate) route: &'static str,
     pub(crate) session: String,
     /// The signal that named it.
@@ -125,6 +127,7 @@ impl Ctx {
             model = line.model,
             model_asked = line.model_asked,
             node = line.node,
+            prefill_node = line.prefill_node,
             route = line.route,
             outcome = line.outcome,
             attempts = line.attempts,

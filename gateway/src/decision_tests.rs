@@ -145,6 +145,7 @@ impl Gateway {
             known: &known,
             output_tokens: 256,
             excluded: &[],
+            splits: policies::view::Splits::Yes,
         };
         let chosen = choose(&self.fleet, &self.bindings, &self.policy, &question);
         let chosen = chosen.map(|chosen| chosen.node.id.to_string());

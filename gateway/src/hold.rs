@@ -15,6 +15,8 @@ use cache_index::ids::NodeId;
 use cache_index::tiers::Tiers;
 use policies::hold::served::BLOCK_TOKENS;
 use policies::hold::{Footprint, Gate, Params, Room, Start, Turn, Verdict};
+use policies::pick::Candidate;
+use policies::view::Role;
 use prometheus::{IntCounter, IntGauge};
 use tokio::sync::oneshot;
 
@@ -138,7 +140,7 @@ impl Holds {
             let id = inner.next_id;
             inner.next_id += 1;
             let queue_ms = queue_ms(first);
-            let node = inner.number(&first.node.id);
+            let node = inner.number(first.decision.prefill_node());
             let is_open = inner.gate.is_open(queue_ms);
             let turn = turn(id, job, first, returns);
             let verdict = inner.gate.arrive(now_ms, room, turn, || {
@@ -153,7 +155,7 @@ impl Holds {
                 Verdict::Refuse { retry_after_ms } => return Err(self.refusal(retry_after_ms)),
                 Verdict::Hold => {
                     let (tell, told) = oneshot::channel();
-                    let node = first.node.id.clone();
+                    let node = first.decision.prefill_node().clone();
                     inner.waiting.insert(id, Waiter { node, tell });
                     (id, Some(told))
                 }
@@ -350,8 +352,7 @@ fn number(nodes: &mut Vec<NodeId>, node: &NodeId) -> u64 {
 fn turn(id: u64, job: &Job<'_>, first: &Chosen, returns: bool) -> Turn {
     let mut hasher = DefaultHasher::new();
     job.identity.tenant.id.as_str().hash(&mut hasher);
-    let chosen = |candidate: &&policies::pick::Candidate| candidate.node == first.node.id;
-    let candidate = first.decision.candidates.iter().find(chosen);
+    let candidate = computing(first);
     Turn {
         id,
         tenant: hasher.finish(),
@@ -365,16 +366,21 @@ fn turn(id: u64, job: &Job<'_>, first: &Chosen, returns: bool) -> Turn {
     }
 }
 
+/// The node that is to compute the prompt, with its costs.
+fn computing(first: &Chosen) -> Option<&Candidate> {
+    let node = first.decision.prefill_node();
+    let mut candidates = first.decision.prefill_candidates().iter();
+    candidates.find(|candidate| candidate.node == *node)
+}
+
 /// The prefill ahead at the node that was chosen.
 fn queue_ms(first: &Chosen) -> f64 {
-    let chosen = |candidate: &&policies::pick::Candidate| candidate.node == first.node.id;
-    let candidate = first.decision.candidates.iter().find(chosen);
-    candidate.map_or(0.0, |candidate| candidate.terms.queue_ms)
+    computing(first).map_or(0.0, |candidate| candidate.terms.queue_ms)
 }
 
 /// The prefill ahead of a turn, on average over those that could take it.
 fn mean_queue_ms(first: &Chosen) -> f64 {
-    let candidates = &first.decision.candidates;
+    let candidates = first.decision.prefill_candidates();
     let sum: f64 = candidates
         .iter()
         .map(|candidate| candidate.terms.queue_ms)
@@ -382,10 +388,17 @@ fn mean_queue_ms(first: &Chosen) -> f64 {
     sum / f64::from(u32::try_from(candidates.len().max(1)).unwrap_or(u32::MAX))
 }
 
-/// The prefill ahead at each node that serves a model.
+/// The prefill ahead at each node that computes prompts of a model; those that only answer do so
+/// where there is no other.
 fn queues(fleet: &Fleet, model: &str) -> HashMap<NodeId, f64> {
     let nodes = fleet.nodes();
-    let serves = |node: &&Arc<Node>| node.model().is_some_and(|served| *served == *model);
+    let of_model = |node: &&Arc<Node>| node.model().is_some_and(|served| *served == *model);
+    let has_others = nodes
+        .iter()
+        .filter(of_model)
+        .any(|node| node.duty.role != Role::Decode);
+    let serves =
+        |node: &&Arc<Node>| of_model(node) && !(has_others && node.duty.role == Role::Decode);
     let queue = |node: &Arc<Node>| {
         let view = node.view(Tiers::default());
         let measured = view.prefill_tokens_per_s;
@@ -401,13 +414,15 @@ fn queues(fleet: &Fleet, model: &str) -> HashMap<NodeId, f64> {
     nodes.iter().filter(serves).map(queue).collect()
 }
 
-/// Blocks of 512 tokens in all pools; 0 where one is not known, since the sum says nothing then.
+/// Blocks of 512 tokens in all pools that keep sessions; 0 where one is not known, since the sum
+/// says nothing then.
 fn capacity_blocks(fleet: &Fleet, model: &str) -> u64 {
     let nodes = fleet.nodes();
     let serves = |node: &&Arc<Node>| node.model().is_some_and(|served| *served == *model);
+    let keeps = |node: &&Arc<Node>| serves(node) && node.duty.role != Role::Prefill;
     let pools: Vec<u64> = nodes
         .iter()
-        .filter(serves)
+        .filter(keeps)
         .map(|node| node.facts().pool_blocks)
         .collect();
     if pools.contains(&0) {

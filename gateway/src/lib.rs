@@ -3,7 +3,7 @@
 //! Read the modules in the order in which a request travels: [`config`] (what the operator
 //! decided), [`proxy`] (the table of contents), `turn` (the steps of a turn), then what it calls:
 //! `identify`, `read`, [`dialects`], `aliases`, `session`, `admit`, [`prompt`], `route`, `upstream`, `relay`,
-//! `recover`, `settle`, `respond`. Beside that path: [`store`] (tenants and keys), `responses` (what
+//! `recover`, `pair` (a turn that two nodes share), `settle`, `respond`. Beside that path: [`store`] (tenants and keys), `responses` (what
 //! turns leave for later ones, and many turns on one connection), [`ledger`] (usage records), [`fleet`] (nodes, their health, load and cache), [`metrics`], [`secrets`] and
 //! [`tasks`] (the only place that spawns). Around it all: [`cli`], [`serve`] (start and shutdown of
 //! one gateway), [`up`] (a gateway with its own nodes), [`report`] and [`admin`].
@@ -34,6 +34,7 @@ mod decisions;
 mod endpoint;
 mod identify;
 mod models;
+mod pair;
 mod query;
 mod read;
 mod recover;

@@ -28,6 +28,7 @@ enum Name {
     DecisionsLeftOut,
     Held,
     HoldRefusals,
+    Handovers,
 }
 
 impl Name {
@@ -85,6 +86,10 @@ impl Name {
                 "homing_hold_refusals_total",
                 "Turns that were told to come again, because the nodes have no time or room",
             ),
+            Self::Handovers => (
+                "homing_handovers_total",
+                "Turns that two nodes shared, by the one that computed the prompt and what came of it",
+            ),
             Self::DecisionsLeftOut => (
                 "homing_decisions_left_out_total",
                 "Decisions that the log could not take",
@@ -130,6 +135,8 @@ pub struct Metrics {
     pub(crate) routes: IntCounterVec,
     /// By node and what (expected, found, missing, unexpected).
     credit: IntCounterVec,
+    /// By the node that computed the prompt and what came of it.
+    pub(crate) handovers: IntCounterVec,
     /// Turns held before a node is asked.
     pub(crate) held: IntGauge,
     /// Turns refused for want of room.
@@ -193,6 +200,7 @@ impl Metrics {
             answers: counters(Name::Answers, &["remembered"])?,
             routes: counters(Name::Routes, &["node", "reason"])?,
             credit: counters(Name::Credit, &["node", "what"])?,
+            handovers: counters(Name::Handovers, &["node", "outcome"])?,
             held: gauge(Name::Held)?,
             hold_refusals,
             decisions_left_out,

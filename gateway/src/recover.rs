@@ -11,8 +11,9 @@ use policies::price::Usage;
 use policies::retry::{Attempts, Outcome, RetryParams, Verdict, after_failure};
 
 use crate::decisions::Routed;
-use crate::fleet::{Dispatch, Node};
+use crate::fleet::{Dispatch, Node, Part};
 use crate::ledger::Status;
+use crate::pair;
 use crate::relay::{Answer, End, Flow, Heard, Refusal, Waited, failure, relay, watched};
 use crate::route::{Chosen, Question, choose};
 use crate::session::Known;
@@ -22,11 +23,13 @@ use dialects::error::{ApiError, ErrorKind};
 use dialects::{Dialect, TokenIds};
 
 /// A failed attempt, kept until another one succeeds or the client has to hear of it.
-enum Failed {
+pub(crate) enum Failed {
     /// The node answered, with a no.
     Refusal(Refusal),
     /// There is no answer.
     Nothing(Outcome, String),
+    /// There is none because of this other node, which had a part in it.
+    Elsewhere(Arc<Node>, Outcome, String),
 }
 
 /// Runs attempts until one ends the turn.
@@ -43,6 +46,7 @@ pub(crate) async fn run(flow: &mut Flow<'_>, first: Chosen, known: &Known) -> En
             Ok(end) => return end,
             Err(failed) => failed,
         };
+        let node = failed.node().cloned().unwrap_or(node);
         if let Some(why) = failure(failed.outcome()) {
             flow.gateway.fleet.failed(&node, why);
         }
@@ -105,6 +109,7 @@ fn rechoose(flow: &Flow<'_>, known: &Known, excluded: &[NodeId]) -> Option<Chose
         known,
         output_tokens: job.output_tokens_expected,
         excluded,
+        splits: pair::splits(job),
     };
     let gateway = flow.gateway;
     choose(
@@ -116,17 +121,21 @@ fn rechoose(flow: &Flow<'_>, known: &Known, excluded: &[NodeId]) -> Option<Chose
     .ok()
 }
 
-/// One attempt at one node.
+/// One attempt at one node, or at two that share the turn.
 async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
     let (gateway, job) = (flow.gateway, flow.job);
     let node = chosen.node.clone();
     note(flow, &chosen);
+    if let Some(prefill) = chosen.prefill.clone() {
+        return Box::pin(pair::attempt(flow, chosen, prefill)).await;
+    }
     let dispatch = Dispatch {
         prompt_tokens: job.prompt.tokens,
         cached_tokens: chosen.decision.expected_cached_tokens,
         output_tokens: job.output_tokens_expected,
         chain: &job.prompt.chain.hashes,
         session: job.session.id.key,
+        part: Part::Whole,
     };
     let load = gateway.fleet.dispatch(&node, &dispatch);
     let hears = hears(job, &node);
@@ -157,13 +166,20 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
     };
     // A prompt's tokens may be megabytes, and the answer may take minutes.
     drop(request);
-    let status = exchange.status();
     let answer = Answer {
         exchange,
         load: Some(load),
         heard: hears.then(Heard::default),
+        prefilled: None,
         chosen,
     };
+    answered(flow, answer).await
+}
+
+/// The head of an answer has come.
+pub(crate) async fn answered(flow: &mut Flow<'_>, answer: Answer) -> Result<End, Failed> {
+    let (gateway, job) = (flow.gateway, flow.job);
+    let status = answer.exchange.status();
     if !(200..300).contains(&status) {
         return match Refusal::read(flow, answer).await {
             Ok(refusal) => Err(Failed::Refusal(refusal)),
@@ -180,32 +196,40 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
         let session = job.session.id.key;
         gateway
             .bindings
-            .bind(session, &node.id, None, Instant::now());
+            .bind(session, &answer.chosen.node.id, None, Instant::now());
     }
     Ok(Box::pin(relay(flow, answer)).await)
 }
 
 /// Whether this node is asked for the tokens of its answer: they are of use only where the gateway
 /// makes the next turn's prompt from messages, with the same tokenizer.
-fn hears(job: &Job<'_>, node: &Node) -> bool {
+pub(crate) fn hears(job: &Job<'_>, node: &Node) -> bool {
     job.dialect != Dialect::Completions && job.prompt.exact && node.facts().token_ids
 }
 
 /// The fields about tokens in the node's body. The prompt's own are sent only where the node would
 /// not make the same of the messages.
 fn token_fields(job: &Job<'_>) -> String {
-    let mut fields = match job.token_ids {
-        TokenIds::Hidden => r#","return_token_ids":true"#.to_owned(),
+    answer_token_field(job).to_owned() + &prompt_token_field(job)
+}
+
+/// The field that asks for an answer's tokens.
+pub(crate) fn answer_token_field(job: &Job<'_>) -> &'static str {
+    match job.token_ids {
+        TokenIds::Hidden => r#","return_token_ids":true"#,
         // The client's own field asks for them.
-        TokenIds::Shown => String::new(),
-    };
-    if job.prompt.answers > 0 {
-        // Numbers always serialise.
-        let ids = serde_json::to_string(job.prompt.token_ids()).unwrap_or_default();
-        fields.push_str(r#","prompt_token_ids":"#);
-        fields.push_str(&ids);
+        TokenIds::Shown => "",
     }
-    fields
+}
+
+/// The prompt's own tokens, where a node would not make the same of the messages.
+pub(crate) fn prompt_token_field(job: &Job<'_>) -> String {
+    if job.prompt.answers == 0 {
+        return String::new();
+    }
+    // Numbers always serialise.
+    let ids = serde_json::to_string(job.prompt.token_ids()).unwrap_or_default();
+    format!(r#","prompt_token_ids":{ids}"#)
 }
 
 /// What the record and the log line say of the route.
@@ -213,6 +237,8 @@ fn note(flow: &mut Flow<'_>, chosen: &Chosen) {
     let (id, reason) = (chosen.node.id.as_str(), chosen.decision.reason.as_str());
     flow.bill.at_node(id);
     id.clone_into(&mut flow.ctx.line.node);
+    let prefill = chosen.prefill.as_ref();
+    flow.ctx.line.prefill_node = prefill.map(|node| node.id.to_string());
     flow.ctx.line.route = reason;
     flow.ctx.line.expected_cached = chosen.decision.expected_cached_tokens;
     let job = flow.job;
@@ -265,7 +291,7 @@ fn compare(flow: &Flow<'_>, answer: &Answer) {
 }
 
 /// The client left before a byte was relayed. The node has computed for it, so the prompt counts.
-fn cancelled(flow: &mut Flow<'_>) -> End {
+pub(crate) fn cancelled(flow: &mut Flow<'_>) -> End {
     let usage = Usage {
         input: flow.job.prompt.tokens,
         cached: flow.ctx.line.expected_cached,
@@ -279,7 +305,7 @@ fn cancelled(flow: &mut Flow<'_>) -> End {
 async fn give_up(flow: &mut Flow<'_>, failed: Failed) -> End {
     match failed {
         Failed::Refusal(refusal) => refusal.answer(flow).await,
-        Failed::Nothing(outcome, cause) => {
+        Failed::Nothing(outcome, cause) | Failed::Elsewhere(_, outcome, cause) => {
             let error = match outcome {
                 Outcome::TimeoutBeforeFirstByte => ApiError::new(
                     ErrorKind::NodeTimeout,
@@ -296,17 +322,26 @@ async fn give_up(flow: &mut Flow<'_>, failed: Failed) -> End {
 }
 
 impl Failed {
-    fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Self::Refusal(refusal) => refusal.outcome(),
-            Self::Nothing(outcome, _) => *outcome,
+            Self::Nothing(outcome, _) | Self::Elsewhere(_, outcome, _) => *outcome,
         }
     }
 
-    fn cause(&self) -> String {
+    pub(crate) fn cause(&self) -> String {
         match self {
             Self::Refusal(refusal) => refusal.cause(),
-            Self::Nothing(_, cause) => cause.clone(),
+            Self::Nothing(_, cause) | Self::Elsewhere(_, _, cause) => cause.clone(),
+        }
+    }
+
+    /// The node that failed, where that need not be the one that was to answer.
+    fn node(&self) -> Option<&Arc<Node>> {
+        match self {
+            Self::Refusal(refusal) => Some(refusal.node()),
+            Self::Nothing(..) => None,
+            Self::Elsewhere(node, ..) => Some(node),
         }
     }
 }

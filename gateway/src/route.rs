@@ -9,7 +9,7 @@ use cache_index::block::{BLOCK_TOKENS, creditable_blocks};
 use cache_index::ids::NodeId;
 use cache_index::tiers::Tiers;
 use policies::pick::{Decision, Params, decide};
-use policies::view::{NodeView, RequestView};
+use policies::view::{NodeView, RequestView, Splits};
 
 use crate::fleet::{Fleet, Node};
 use crate::prompt::Planned;
@@ -18,7 +18,10 @@ use dialects::error::{ApiError, ErrorKind};
 
 /// A node and why it was chosen.
 pub(crate) struct Chosen {
+    /// The one that answers.
     pub(crate) node: Arc<Node>,
+    /// The one that computes the prompt, where that is another one.
+    pub(crate) prefill: Option<Arc<Node>>,
     pub(crate) decision: Arc<Decision>,
 }
 
@@ -30,6 +33,8 @@ pub(crate) struct Question<'a> {
     pub(crate) known: &'a Known,
     pub(crate) output_tokens: u64,
     pub(crate) excluded: &'a [NodeId],
+    /// Whether two nodes may share it.
+    pub(crate) splits: Splits,
 }
 
 /// Chooses among the nodes that serve the model.
@@ -66,6 +71,7 @@ pub(crate) fn choose(
         session: question.session.key,
         bound: question.known.node.clone(),
         excluded: question.excluded.to_vec(),
+        splits: question.splits,
     };
     let decision = decide(&request, &views, params).map_err(|none| {
         if let Some(most) = none.context_max() {
@@ -77,9 +83,12 @@ pub(crate) fn choose(
         );
         ApiError::new(ErrorKind::NoNode, message).because(none)
     })?;
-    match nodes.iter().find(|node| node.id == decision.node) {
+    let named = |id: &NodeId| nodes.iter().find(|node| node.id == *id).cloned();
+    let prefill = decision.pair().and_then(|pair| named(&pair.prefill));
+    match named(&decision.node) {
         Some(node) => Ok(Chosen {
-            node: Arc::clone(node),
+            node,
+            prefill,
             decision: Arc::new(decision),
         }),
         None => Err(ApiError::new(

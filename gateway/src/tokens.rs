@@ -29,7 +29,7 @@ use dialects::Fields;
 use dialects::error::{ApiError, ErrorKind, reshape};
 use dialects::tokens::{self, Tokenized};
 use policies::retry::Outcome;
-use policies::view::SessionKey;
+use policies::view::{SessionKey, Splits};
 
 /// Nodes that are asked at most.
 const ATTEMPTS_MAX: usize = 2;
@@ -259,6 +259,7 @@ fn node(
         },
         output_tokens: 0,
         excluded,
+        splits: Splits::No,
     };
     let (fleet, bindings) = (&gateway.fleet, &gateway.bindings);
     choose(fleet, bindings, &gateway.policy, &question).map(|chosen| chosen.node)

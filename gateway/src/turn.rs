@@ -30,7 +30,7 @@ use crate::settle::{Account, Bill};
 use crate::store::{KeyIdentity, TenantId};
 use crate::tasks::Phase;
 use crate::upstream::X_REQUEST_TIMEOUT_MS;
-use crate::{hold, read, recover, respond};
+use crate::{hold, pair, read, recover, respond};
 use dialects::error::{ApiError, ErrorKind};
 use dialects::normalise::normalise;
 use dialects::{Delivery, Dialect, Fields, NodeParams, PromptInput, TokenIds, Turn, messages};
@@ -153,6 +153,7 @@ pub(crate) async fn run(
         known: &known,
         output_tokens: job.output_tokens_expected,
         excluded: &[],
+        splits: pair::splits(&job),
     };
     let Some(first) = chosen(gateway, client, ctx, (&job, &question), stopping.as_mut()).await?
     else {
@@ -197,7 +198,7 @@ async fn chosen(
     }
 }
 
-fn stopped() -> ApiError {
+pub(crate) fn stopped() -> ApiError {
     let message = "The gateway is being stopped. Try again.";
     ApiError::new(ErrorKind::Stopping, message)
 }

@@ -90,6 +90,8 @@ impl NodeRequest<'_> {
 pub(crate) struct Exchange {
     session: HttpSession,
     peer: HttpPeer,
+    /// A piece of the body that was awaited before anybody wanted it.
+    first: Option<Bytes>,
 }
 
 /// An attempt that ended before the answer's head.
@@ -127,7 +129,13 @@ impl Upstream {
             let found = self.connector.get_stream(&peer).await;
             let (stream, reused) = found.map_err(|error| failed(Outcome::ConnectFailed, &error))?;
             match self.exchange(stream, node, request).await {
-                Ok(session) => return Ok(Exchange { session, peer }),
+                Ok(session) => {
+                    return Ok(Exchange {
+                        session,
+                        peer,
+                        first: None,
+                    });
+                }
                 Err(error) if reused && stale < STALE_MAX && broken(&error) => stale += 1,
                 Err(error) => return Err(failed(outcome(&error), &error)),
             }
@@ -213,8 +221,19 @@ impl Exchange {
         self.head().map_or(0, |head| head.status.as_u16())
     }
 
+    /// Resolves when the body's first piece is there, or its orderly end.
+    pub(crate) async fn begins(&mut self) -> pingora::Result<()> {
+        if self.first.is_none() {
+            self.first = self.next().await?;
+        }
+        Ok(())
+    }
+
     /// The next piece of the body; none at its orderly end. Safe to drop before it is ready.
     pub(crate) async fn next(&mut self) -> pingora::Result<Option<Bytes>> {
+        if let Some(first) = self.first.take() {
+            return Ok(Some(first));
+        }
         loop {
             match self.session.read_body_bytes().await? {
                 Some(chunk) if chunk.is_empty() => {}

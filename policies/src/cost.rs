@@ -18,10 +18,12 @@ use cache_index::tiers::Tiers;
 
 use crate::affinity::AffinityParams;
 use crate::load::weighted_tokens;
-use crate::view::{FetchCosts, FleetView, NodeView, RequestView};
+use crate::view::{FetchCosts, FleetView, NodeView, RequestView, Role, Splits};
 
+mod legs;
 mod terms;
 
+pub(crate) use legs::{decode_leg, moved_bytes, moved_tokens, prefill_leg};
 pub use terms::Terms;
 
 /// A block as a token count.
@@ -52,6 +54,11 @@ pub struct Params {
     /// placed. Below 0.9, six prompts on four nodes leave one node with two of them for ever; replays
     /// tell 0 from 1 by no more than seeds do, and lose from 2 on.
     pub crowd: f64,
+    /// Weight of what the streams of a node lose while a prompt is computed there that another node
+    /// could compute.
+    pub stall: f64,
+    /// A prompt with fewer uncached tokens than this on the node that answers is computed there.
+    pub split_tokens_min: u64,
     /// A session without binding is cold where no node holds more than this share of its prompt.
     pub cold_overlap_share: f64,
     /// Nor is it relevant where it is fewer tokens than this: what every prompt of a template has in
@@ -81,6 +88,12 @@ impl Default for Params {
             live_fade_ms: 200_000.0,
             decode_interference: 0.05,
             crowd: 1.0,
+            // Every step waits for the prefill between it and the last one: a stream is late by all
+            // of it.
+            stall: 1.0,
+            // Two requests and a handover take some 10 ms, as long as a CPU node computes ten tokens
+            // and a large GPU about 256.
+            split_tokens_min: 256,
             cold_overlap_share: 0.2,
             cold_overlap_tokens_min: 64,
             cold_round_trip_slack_ms: 10.0,
@@ -179,6 +192,8 @@ pub fn candidate(
         crowd_ms: 0.0,
         decode_ms: ms(p.decode_interference * to_f64(node.inflight_decode_tokens)),
         fetch_ms: source.fetch_ms,
+        stall_ms: p.stall * stall_ms(node, fleet, own_ms),
+        transfer_ms: 0.0,
         session_ms: if bound { -bonus } else { 0.0 },
     };
     Candidate {
@@ -272,6 +287,17 @@ fn behind_ms(
     let arrivals_per_s = node.arrivals_per_s.max(fleet.arrivals_per_s).max(0.0);
     let per_s = (arrivals_per_s / idle).min(p.behind_per_s_max);
     own_ms * (queue_ms + own_ms / 2.0) / 1000.0 * per_s
+}
+
+/// What the streams of a node lose by a prompt that is computed between their steps, where another
+/// node could compute it. A node that answers for others is about to get at least one more.
+fn stall_ms(node: &NodeView, fleet: &FleetView, own_ms: f64) -> f64 {
+    let streams = match (fleet.splits, node.role) {
+        (Splits::No, _) => return 0.0,
+        (Splits::Yes, Role::Decode) => node.decoding_requests.saturating_add(1),
+        (Splits::Yes, Role::Mixed | Role::Prefill) => node.decoding_requests,
+    };
+    own_ms * to_f64(streams)
 }
 
 /// How long the request waits until others have given back the blocks that it needs: as long as a

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::view::{NodeState, NodeView, RequestView};
+use crate::view::{NodeState, NodeView, RequestView, Role};
 
 /// Why a node cannot take a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,6 +29,11 @@ pub enum Ineligible {
         /// Tokens that the node can hold.
         max: u64,
     },
+    /// It takes only a part of a turn, and no node can take the other.
+    NoPartner {
+        /// What it does.
+        role: Role,
+    },
 }
 
 impl Ineligible {
@@ -40,6 +45,7 @@ impl Ineligible {
             Self::Draining => "draining",
             Self::BreakerOpen => "breaker_open",
             Self::ContextTooSmall { .. } => "context_too_small",
+            Self::NoPartner { .. } => "no_partner",
         }
     }
 }
@@ -53,6 +59,12 @@ impl fmt::Display for Ineligible {
             Self::BreakerOpen => f.write_str("its circuit breaker is open"),
             Self::ContextTooSmall { needed, max } => {
                 write!(f, "needs {needed} tokens of context, it has {max}")
+            }
+            Self::NoPartner {
+                role: Role::Prefill,
+            } => f.write_str("it computes prompts, and no node can take this one over"),
+            Self::NoPartner { .. } => {
+                f.write_str("it answers from prompts of others, and no node can compute this one")
             }
         }
     }

@@ -24,5 +24,6 @@ pub mod retry;
 pub mod sample;
 #[cfg(test)]
 mod test_views;
+pub mod transfer;
 pub mod view;
 pub mod working_set;

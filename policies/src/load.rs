@@ -125,7 +125,8 @@ impl Prefill {
 /// What is sent to a node with one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sent {
-    /// Prompt tokens that the node is expected to read from cache.
+    /// Prompt tokens that the node is expected to read from cache; all of them where another node
+    /// computes the prompt.
     pub cached_tokens: u64,
     /// All tokens of the prompt.
     pub prompt_tokens: u64,
@@ -190,9 +191,13 @@ impl NodeLoad {
         let Some(prefill) = self.prefills.remove(at) else {
             return;
         };
+        let tokens = to_f64(prefill.prompt_tokens.saturating_sub(prefill.cached_tokens));
+        if tokens < 1.0 {
+            // Another node has computed it: this one spent nothing on it.
+            return;
+        }
         let began_ms = prefill.since_ms.max(self.last_first_token_ms);
         self.last_first_token_ms = now_ms;
-        let tokens = to_f64(prefill.prompt_tokens.saturating_sub(prefill.cached_tokens));
         if tokens >= FIT_TOKENS_MIN && now_ms > began_ms {
             let context = to_f64(prefill.cached_tokens) + tokens / 2.0;
             let most_ms = self.solved.map_or(f64::INFINITY, |(own, added)| {
@@ -220,7 +225,8 @@ impl NodeLoad {
 
     /// Weighted prefill tokens that are left now.
     pub fn prefill_tokens(&self, now_ms: f64) -> u64 {
-        let Some(oldest) = self.prefills.front() else {
+        let has_work = |prefill: &&Prefill| prefill.prompt_tokens > prefill.cached_tokens;
+        let Some(oldest) = self.prefills.iter().find(has_work) else {
             return 0;
         };
         let doubles = self.context_doubles_tokens();
@@ -244,6 +250,11 @@ impl NodeLoad {
     /// Output tokens still expected.
     pub fn decode_tokens(&self) -> u64 {
         self.decode_tokens
+    }
+
+    /// Requests there that are past their prefill.
+    pub fn decoding(&self) -> u64 {
+        (self.running.len().saturating_sub(self.prefills.len())) as u64
     }
 
     /// Blocks of its pool that requests in flight hold or will.

@@ -5,7 +5,8 @@
 //! ([`crate::affinity`]), and a cold session (no usable binding, and nobody holds a relevant part of
 //! its prompt) goes to the least loaded of the nearest nodes: the cost without its own prefill, which
 //! is the same everywhere. Ties go to the node with the fewest bound
-//! sessions, then to the session's rendezvous order, so that every gateway decides alike.
+//! sessions, then to the session's rendezvous order, so that every gateway decides alike. Where
+//! prompts and answers are computed on separate nodes, two of them are chosen together ([`pair`]).
 //! The decision is a value: nothing is reserved, and every candidate's terms are in it.
 
 use std::cmp::Ordering;
@@ -18,7 +19,11 @@ pub use crate::cost::{Candidate, Params, Terms};
 use crate::cost::{candidate, is_measured, to_f64};
 use crate::eligible::{Ineligible, check};
 use crate::sample::sample;
-use crate::view::{FleetView, NodeView, RequestView};
+use crate::view::{FleetView, NodeView, RequestView, Role, Splits};
+
+mod pair;
+
+pub use pair::{Legs, Pair};
 
 /// Why the node was chosen; a closed set, shown to clients and used as a metric label.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -57,12 +62,34 @@ pub struct Decision {
     pub reason: Reason,
     /// Prompt tokens it is expected to read from cache.
     pub expected_cached_tokens: u64,
-    /// Every node that was looked at with its terms, in the order given.
+    /// Every node that was looked at for the whole turn with its terms, in the order given.
     pub candidates: Vec<Candidate>,
+    /// What was looked at for its two halves; none where they cannot be apart.
+    pub legs: Option<Legs>,
     /// Nodes that could have taken it and were not looked at, because there are many.
     pub passed_over: usize,
     /// Every other node, with the reason.
     pub refused: Vec<(NodeId, Ineligible)>,
+}
+
+impl Decision {
+    /// The two nodes that share the turn, where they are two; `node` is the one that answers.
+    pub fn pair(&self) -> Option<&Pair> {
+        self.legs.as_ref()?.chosen.as_ref()
+    }
+
+    /// The node that computes the prompt.
+    pub fn prefill_node(&self) -> &NodeId {
+        self.pair().map_or(&self.node, |pair| &pair.prefill)
+    }
+
+    /// The nodes that were looked at for computing the prompt, as the turn is to be carried out.
+    pub fn prefill_candidates(&self) -> &[Candidate] {
+        match &self.legs {
+            Some(legs) if legs.chosen.is_some() => &legs.prefill,
+            _ => &self.candidates,
+        }
+    }
 }
 
 /// No node can take the request.
@@ -110,8 +137,11 @@ struct Entry<'a> {
     view: &'a NodeView,
 }
 
-/// Chooses a node for `req` among `nodes`.
+/// Chooses a node for `req` among `nodes`, or two that share it.
 pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decision, NoNode> {
+    if nodes.iter().any(|node| node.role != Role::Mixed) {
+        return pair::decide(req, nodes, p);
+    }
     let mut able = Vec::with_capacity(nodes.len());
     let mut refused = Vec::new();
     for view in nodes {
@@ -123,40 +153,13 @@ pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decis
     if able.is_empty() {
         able = suspected(nodes, &mut refused);
     }
-    let (mut entries, passed_over) = priced(req, &able, p);
-    if !entries
-        .iter()
-        .any(|entry| Some(&entry.view.id) == req.bound.as_ref())
-    {
-        crowd(req, &mut entries, p);
-    }
-    let bound = entries
-        .iter()
-        .find(|entry| Some(&entry.view.id) == req.bound.as_ref());
-    let relevant = p.cold_overlap_share * to_f64(req.prompt_tokens);
-    let holds_much = |entry: &Entry<'_>| {
-        entry.candidate.cached_tokens >= p.cold_overlap_tokens_min
-            && to_f64(entry.candidate.cached_tokens) > relevant
-    };
-    let chosen = if bound.is_none() && !entries.iter().any(holds_much) {
-        least_loaded(req, &entries, p)
-    } else {
-        cheapest(req, &entries, bound).map(|best| stay_or_move(bound, best, p))
-    };
-    let Some(chosen) = chosen else {
+    let fleet = fleet_view(&able);
+    let (mut entries, passed_over) = priced(req, &able, &fleet, p);
+    crowd(req, &mut entries, p);
+    let Some(chosen) = best(req, &entries, p) else {
         return Err(NoNode { reasons: refused });
     };
-    let reason = if !req.excluded.is_empty() {
-        Reason::Retry
-    } else if bound.is_some_and(|bound| bound.view.id == chosen.view.id) {
-        Reason::Session
-    } else if able.len() == 1 {
-        Reason::Only
-    } else if holds_much(chosen) {
-        Reason::Prefix
-    } else {
-        Reason::LeastLoaded
-    };
+    let reason = reason(req, &chosen.view.id, able.len(), holds_much(req, chosen, p));
     let (node, expected_cached_tokens) = (chosen.view.id.clone(), chosen.candidate.cached_tokens);
     let candidates = entries.into_iter().map(|entry| entry.candidate).collect();
     Ok(Decision {
@@ -164,24 +167,69 @@ pub fn decide(req: &RequestView, nodes: &[NodeView], p: &Params) -> Result<Decis
         reason,
         expected_cached_tokens,
         candidates,
+        legs: None,
         passed_over,
         refused,
     })
 }
 
-/// The nodes worth looking at with their costs, and how many others could take the request.
-fn priced<'a>(req: &RequestView, able: &[&'a NodeView], p: &Params) -> (Vec<Entry<'a>>, usize) {
+/// The node of the session; else, where none holds a relevant part of the prompt, the least loaded;
+/// else the cheapest.
+fn best<'a, 'b>(req: &RequestView, entries: &'a [Entry<'b>], p: &Params) -> Option<&'a Entry<'b>> {
+    let bound = entries
+        .iter()
+        .find(|entry| Some(&entry.view.id) == req.bound.as_ref());
+    if bound.is_none() && !entries.iter().any(|entry| holds_much(req, entry, p)) {
+        return least_loaded(req, entries, p);
+    }
+    cheapest(req, entries, bound).map(|best| stay_or_move(bound, best, p))
+}
+
+/// Whether the node holds a relevant part of the prompt.
+fn holds_much(req: &RequestView, entry: &Entry<'_>, p: &Params) -> bool {
+    let relevant = p.cold_overlap_share * to_f64(req.prompt_tokens);
+    entry.candidate.cached_tokens >= p.cold_overlap_tokens_min
+        && to_f64(entry.candidate.cached_tokens) > relevant
+}
+
+/// Why a node was chosen to answer, out of so many.
+fn reason(req: &RequestView, node: &NodeId, of: usize, holds_much: bool) -> Reason {
+    if !req.excluded.is_empty() {
+        Reason::Retry
+    } else if req.bound.as_ref() == Some(node) {
+        Reason::Session
+    } else if of == 1 {
+        Reason::Only
+    } else if holds_much {
+        Reason::Prefix
+    } else {
+        Reason::LeastLoaded
+    }
+}
+
+/// What a decision must know of these nodes together.
+fn fleet_view(able: &[&NodeView]) -> FleetView {
     let arrivals: f64 = able.iter().map(|view| view.arrivals_per_s).sum();
     let rates = able.iter().map(|view| view.prefill_tokens_per_s);
     let rates: Vec<f64> = rates.filter(|rate| is_measured(*rate)).collect();
-    let fleet = FleetView {
+    FleetView {
         arrivals_per_s: arrivals / to_f64(able.len().max(1) as u64),
         prefill_tokens_per_s: rates.iter().sum::<f64>() / to_f64(rates.len().max(1) as u64),
-    };
+        splits: Splits::No,
+    }
+}
+
+/// The nodes worth looking at with their costs, and how many others could take the request.
+fn priced<'a>(
+    req: &RequestView,
+    able: &[&'a NodeView],
+    fleet: &FleetView,
+    p: &Params,
+) -> (Vec<Entry<'a>>, usize) {
     let sampled = sample(req, able, &p.sample);
     let passed_over = able.len() - sampled.len();
     let entry = |at: usize| Entry {
-        candidate: candidate(req, able[at], &fleet, p),
+        candidate: candidate(req, able[at], fleet, p),
         view: able[at],
     };
     (sampled.into_iter().map(entry).collect(), passed_over)
@@ -191,6 +239,10 @@ fn priced<'a>(req: &RequestView, able: &[&'a NodeView], p: &Params) -> (Vec<Entr
 /// all new sessions share is the cheapest for each of them, and would gather them all: its queue
 /// shows that only when their later turns come, and by then moving is dear.
 fn crowd(req: &RequestView, entries: &mut [Entry<'_>], p: &Params) {
+    let is_bound = |entry: &Entry<'_>| Some(&entry.view.id) == req.bound.as_ref();
+    if entries.iter().any(is_bound) {
+        return;
+    }
     let cost = |entry: &Entry<'_>| entry.candidate.cost_ms;
     let Some(best) = lowest(req, entries.iter(), cost) else {
         return;

@@ -4,7 +4,7 @@
 use cache_index::ids::NodeId;
 use cache_index::tiers::Tiers;
 
-use crate::view::{FetchCosts, NodeState, NodeView, RequestView, SessionKey};
+use crate::view::{FetchCosts, NodeState, NodeView, RequestView, Role, SessionKey, Splits};
 
 pub(crate) fn id(name: &str) -> NodeId {
     NodeId::new(name)
@@ -32,6 +32,10 @@ pub(crate) fn node(name: &str) -> NodeView {
         arrivals_per_s: 0.0,
         busy_share: 0.0,
         kept_ms: f64::INFINITY,
+        role: Role::Mixed,
+        handover: None,
+        needs_partner: false,
+        decoding_requests: 0,
     }
 }
 
@@ -43,5 +47,6 @@ pub(crate) fn request() -> RequestView {
         session: SessionKey(1),
         bound: None,
         excluded: Vec::new(),
+        splits: Splits::Yes,
     }
 }

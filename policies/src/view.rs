@@ -27,6 +27,42 @@ pub enum NodeState {
     BreakerOpen,
 }
 
+/// What a node does for a turn, where prompts and answers are computed on separate nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Role {
+    /// Computes prompts and answers.
+    #[default]
+    Mixed,
+    /// Computes prompts, for others to answer.
+    Prefill,
+    /// Answers, from prompts that others have computed.
+    Decode,
+}
+
+impl Role {
+    /// Its name in configuration, logs and explanations.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Mixed => "mixed",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+/// How a node hands KV over, or takes it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Handover {
+    /// Only nodes that speak the same one understand each other.
+    pub protocol: &'static str,
+    /// Size of one token's KV; 0 where it is not known.
+    pub bytes_per_token: f64,
+    /// How fast it arrives there, measured or assumed; 0 where nothing is known.
+    pub bytes_per_s: f64,
+    /// Whether KV travels while the prompt is still being computed.
+    pub overlaps_prefill: bool,
+}
+
 /// One node at the instant of a decision, as seen by one request.
 #[derive(Clone, PartialEq, Debug)]
 pub struct NodeView {
@@ -75,6 +111,14 @@ pub struct NodeView {
     /// other sessions there ([`crate::working_set`]); infinite where there is room or nothing is
     /// known.
     pub kept_ms: f64,
+    /// What it does for a turn.
+    pub role: Role,
+    /// How it hands KV over or takes it; none where it cannot (now).
+    pub handover: Option<Handover>,
+    /// It answers nothing by itself: a prompt has to come from, or go to, another node.
+    pub needs_partner: bool,
+    /// Requests there that produce tokens.
+    pub decoding_requests: u64,
 }
 
 /// Milliseconds to bring a block of 16 tokens to the device, by where it lies; 0 where that is not
@@ -96,6 +140,18 @@ pub struct FleetView {
     pub arrivals_per_s: f64,
     /// Prefill rate of the nodes that have one measured, as their mean; 0 where none has.
     pub prefill_tokens_per_s: f64,
+    /// Whether this request's prompt could be computed on a node that answers nobody.
+    pub splits: Splits,
+}
+
+/// Whether a request's prompt and answer can be computed on separate nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Splits {
+    /// They can.
+    Yes,
+    /// They cannot, or there are no such nodes.
+    #[default]
+    No,
 }
 
 /// One request at the instant of a decision.
@@ -111,4 +167,6 @@ pub struct RequestView {
     pub bound: Option<NodeId>,
     /// Nodes that this request must not be sent to again.
     pub excluded: Vec<NodeId>,
+    /// Whether its prompt may be computed on one node and its answer on another.
+    pub splits: Splits,
 }

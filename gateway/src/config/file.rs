@@ -4,20 +4,19 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cache_index::ids::NodeId;
 use serde::Deserialize;
 
 use super::aliases::{self, AliasFile};
 use super::decisions::DecisionsFile;
+use super::disaggregation::DisaggregationFile;
+use super::nodes::{self, NodeFile};
 use super::responses::ResponsesFile;
 use super::sessions::{NormaliseFile, SessionsFile};
-use super::{
-    Config, ConfigError, Limits, ModelConfig, ModelPrice, NodeConfig, PolicyConfig, Prices,
-};
+use super::{Config, ConfigError, Limits, ModelConfig, ModelPrice, PolicyConfig, Prices};
 
 /// The file.
 #[derive(Deserialize)]
@@ -41,6 +40,8 @@ pub(super) struct ConfigFile {
     #[serde(default)]
     policy: PolicyFile,
     #[serde(default)]
+    disaggregation: DisaggregationFile,
+    #[serde(default)]
     responses: ResponsesFile,
     #[serde(default)]
     decisions: DecisionsFile,
@@ -55,16 +56,6 @@ pub(super) struct ConfigFile {
 struct ModelFile {
     id: String,
     gguf: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NodeFile {
-    id: String,
-    url: String,
-    events: Option<String>,
-    replay: Option<String>,
-    region: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -140,6 +131,7 @@ impl ConfigFile {
             price_version,
             prices,
             policy,
+            disaggregation,
             responses,
             decisions,
             sessions,
@@ -149,17 +141,14 @@ impl ConfigFile {
         let aliases = aliases::checked(aliases, &models)?;
         let prices = checked_prices(price_version, prices)?;
         aliases::unpriced(&aliases, &prices)?;
-        let config = Config {
+        let disaggregation = disaggregation.check()?;
+        Ok(Config {
             listen: socket("listen", &listen)?,
             admin: admin.map(|admin| socket("admin", &admin)).transpose()?,
             data: base.join(data),
             models,
             aliases,
-            nodes: nodes
-                .into_iter()
-                .enumerate()
-                .map(|(at, node)| node.check(at))
-                .collect::<Result<_, _>>()?,
+            nodes: nodes::checked(nodes, &disaggregation)?,
             node_token_file: node_token_file.map(|file| base.join(file)),
             limits: limits.check()?,
             prices,
@@ -168,16 +157,8 @@ impl ConfigFile {
             decisions_bytes_max: decisions.check()?,
             sessions: sessions.check()?,
             normalise: normalise.check()?,
-        };
-        let mut names = HashSet::new();
-        match config
-            .nodes
-            .iter()
-            .find(|node| !names.insert(node.id.clone()))
-        {
-            Some(twice) => Err(value("nodes.id", &twice.id, "each name once")),
-            None => Ok(config),
-        }
+            disaggregation,
+        })
     }
 }
 
@@ -212,59 +193,6 @@ fn checked_models(models: Vec<ModelFile>, base: &Path) -> Result<Vec<ModelConfig
             })
         })
         .collect()
-}
-
-impl NodeFile {
-    fn check(self, at: usize) -> Result<NodeConfig, ConfigError> {
-        let Self {
-            id,
-            url,
-            events,
-            replay,
-            region,
-        } = self;
-        // The name travels in a response header.
-        if id.is_empty() || id.len() > 128 || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(value(
-                &format!("nodes[{at}].id"),
-                id,
-                "1 to 128 visible ASCII characters",
-            ));
-        }
-        let key = format!("nodes[{at}].url");
-        let allowed = "http://host:port, a host that resolves, no path";
-        let host = url
-            .strip_prefix("http://")
-            .map(|rest| rest.trim_end_matches('/'))
-            .filter(|host| !host.contains('/'))
-            .ok_or_else(|| value(&key, &url, allowed))?;
-        let addr = host
-            .to_socket_addrs()
-            .ok()
-            .and_then(|mut addresses| addresses.next())
-            .ok_or_else(|| value(&key, &url, allowed))?;
-        for (name, endpoint) in [("events", &events), ("replay", &replay)] {
-            if endpoint
-                .as_ref()
-                .is_some_and(|endpoint| !endpoint.starts_with("tcp://"))
-            {
-                let shown = endpoint.as_deref().unwrap_or_default();
-                return Err(value(
-                    &format!("nodes[{at}].{name}"),
-                    shown,
-                    "tcp://host:port",
-                ));
-            }
-        }
-        Ok(NodeConfig {
-            id: NodeId::new(&id),
-            addr,
-            host: host.to_owned(),
-            events,
-            replay,
-            region: region.unwrap_or_else(|| "local".to_owned()),
-        })
-    }
 }
 
 fn checked_prices(
@@ -387,7 +315,7 @@ impl LimitsFile {
     }
 }
 
-fn seconds(key: &str, number: f64) -> Result<Duration, ConfigError> {
+pub(super) fn seconds(key: &str, number: f64) -> Result<Duration, ConfigError> {
     if !(0.001..=86_400.0).contains(&number) {
         return Err(value(key, number, "0.001 to 86400 seconds"));
     }

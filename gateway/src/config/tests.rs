@@ -142,3 +142,76 @@ fn what_is_kept_of_responses_has_bounds() {
         check(text, expected);
     }
 }
+
+#[test]
+fn roles_that_do_not_fit_together_are_told_apart() {
+    let node = |id: &str, more: &str| {
+        format!("[[nodes]]\nid = \"{id}\"\nurl = \"http://127.0.0.1:1\"\n{more}\n")
+    };
+    let prefill = |more: &str| node("p", &format!("role = \"prefill\"\n{more}"));
+    let decode = |more: &str| node("d", &format!("role = \"decode\"\n{more}"));
+    let boot = "bootstrap = \"127.0.0.1:8998\"\n";
+    let mooncake = "connector = \"mooncake\"\n";
+    for (text, expected) in [
+        (prefill("") + &decode(""), Ok(())),
+        (
+            prefill("") + &decode("") + &node("m", "role = \"mixed\""),
+            Ok(()),
+        ),
+        (
+            prefill(&format!("{mooncake}{boot}")) + &decode(mooncake),
+            Ok(()),
+        ),
+        (
+            prefill("") + &node("m", ""),
+            Err(
+                "`nodes[0].role` is prefill; allowed: prefill only beside a node with the role decode and the connector homing",
+            ),
+        ),
+        (
+            node("m", "") + &decode(""),
+            Err(
+                "`nodes[1].role` is decode; allowed: decode only beside a node with the role prefill",
+            ),
+        ),
+        (
+            prefill("connector = \"nixl\"") + &decode(""),
+            Err("the role decode and the connector nixl"),
+        ),
+        (
+            prefill(mooncake) + &decode(mooncake),
+            Err("`nodes[0].bootstrap` is missing; allowed: host:port of its bootstrap server"),
+        ),
+        (
+            prefill(&format!("{mooncake}bootstrap = \"127.0.0.1\"")) + &decode(mooncake),
+            Err("`nodes[0].bootstrap` is 127.0.0.1; allowed: host:port"),
+        ),
+        (
+            prefill(boot) + &decode(""),
+            Err("`nodes[0].bootstrap` is 127.0.0.1:8998; allowed: only with role"),
+        ),
+        (
+            prefill(&format!("{mooncake}{boot}")) + &decode(&format!("{mooncake}{boot}")),
+            Err("`nodes[1].bootstrap`"),
+        ),
+        (
+            node("m", "connector = \"nixl\""),
+            Err("`nodes[0].connector` is nixl; allowed: only with role"),
+        ),
+        (
+            prefill("connector = \"rdma\""),
+            Err("unknown variant `rdma`"),
+        ),
+        (node("m", "role = \"both\""), Err("unknown variant `both`")),
+        (
+            "[disaggregation]\nprefill_timeout_s = 0".to_owned(),
+            Err("disaggregation.prefill_timeout_s"),
+        ),
+        (
+            "[disaggregation]\nkv_bytes_per_token = 0".to_owned(),
+            Err("disaggregation.kv_bytes_per_token"),
+        ),
+    ] {
+        check(&text, expected);
+    }
+}

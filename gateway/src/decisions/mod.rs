@@ -24,7 +24,7 @@ use std::time::Duration;
 use prometheus::IntCounter;
 
 pub(crate) use files::find_in;
-pub(crate) use record::{Attempt, Decided, Pending, Routed};
+pub(crate) use record::{Attempt, Candidate, Decided, Legs, Pair, Pending, Routed};
 
 use crate::config::Config;
 use crate::metrics::Metrics;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cache_index::block::BlockHash;
-use policies::pick::Decision;
+use policies::pick::{self, Decision};
 use serde::{Deserialize, Serialize};
 
 use crate::ctx::Ctx;
@@ -66,8 +66,41 @@ pub(crate) struct Attempt {
     pub(crate) expected_cached_tokens: u64,
     /// Every node that could have taken it.
     pub(crate) candidates: Vec<Candidate>,
+    /// What was looked at for its two halves, where two nodes could have shared it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) legs: Option<Legs>,
     /// Every node that could not.
     pub(crate) refused: Vec<Refused>,
+}
+
+/// What was looked at for the two halves of a turn.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Legs {
+    /// Every node that could have computed the prompt.
+    pub(crate) prefill: Vec<Candidate>,
+    /// Every node that could have answered from it.
+    pub(crate) decode: Vec<Candidate>,
+    /// The cheapest two; none where too little was missing where it is answered.
+    pub(crate) cheapest: Option<Pair>,
+    /// The two that took the turn; none where one node did all of it.
+    pub(crate) chosen: Option<Pair>,
+}
+
+/// Two nodes that share a turn.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Pair {
+    /// The one that computes the prompt.
+    pub(crate) prefill: String,
+    /// The one that answers.
+    pub(crate) decode: String,
+    /// Prompt tokens that the first was expected to have in its cache.
+    pub(crate) cached_tokens: u64,
+    /// Prompt tokens whose KV the second lacked.
+    pub(crate) moved_tokens: u64,
+    /// Of the transfer's time, what the prefill hides.
+    pub(crate) hidden_ms: f64,
+    /// Both halves' costs, less that.
+    pub(crate) cost_ms: f64,
 }
 
 /// A node that could have taken the turn.
@@ -188,18 +221,6 @@ impl Decided {
 
 impl Attempt {
     fn of(decision: &Decision) -> Self {
-        let candidates = decision.candidates.iter().map(|candidate| Candidate {
-            node: candidate.node.to_string(),
-            cached_tokens: candidate.cached_tokens,
-            cost_ms: rounded(candidate.cost_ms),
-            terms: candidate
-                .terms
-                .named()
-                .into_iter()
-                .filter(|(_, ms)| *ms != 0.0)
-                .map(|(name, ms)| (name.to_owned(), rounded(ms)))
-                .collect(),
-        });
         let refused = decision.refused.iter().map(|(node, why)| Refused {
             node: node.to_string(),
             reason: why.as_str().to_owned(),
@@ -209,8 +230,63 @@ impl Attempt {
             node: decision.node.to_string(),
             reason: decision.reason.as_str().to_owned(),
             expected_cached_tokens: decision.expected_cached_tokens,
-            candidates: candidates.collect(),
+            candidates: decision.candidates.iter().map(Candidate::of).collect(),
+            legs: decision.legs.as_ref().map(Legs::of),
             refused: refused.collect(),
+        }
+    }
+}
+
+impl Candidate {
+    fn of(candidate: &pick::Candidate) -> Self {
+        let terms = candidate.terms.named().into_iter();
+        Self {
+            node: candidate.node.to_string(),
+            cached_tokens: candidate.cached_tokens,
+            cost_ms: rounded(candidate.cost_ms),
+            terms: terms
+                .filter(|(_, ms)| *ms != 0.0)
+                .map(|(name, ms)| (name.to_owned(), rounded(ms)))
+                .collect(),
+        }
+    }
+}
+
+impl Legs {
+    fn of(legs: &pick::Legs) -> Self {
+        let pick::Legs {
+            prefill,
+            decode,
+            cheapest,
+            chosen,
+        } = legs;
+        Self {
+            prefill: prefill.iter().map(Candidate::of).collect(),
+            decode: decode.iter().map(Candidate::of).collect(),
+            cheapest: cheapest.as_ref().map(Pair::of),
+            chosen: chosen.as_ref().map(Pair::of),
+        }
+    }
+}
+
+impl Pair {
+    fn of(pair: &pick::Pair) -> Self {
+        let pick::Pair {
+            prefill,
+            decode,
+            cached_tokens,
+            moved_tokens,
+            moved_bytes: _,
+            hidden_ms,
+            cost_ms,
+        } = pair;
+        Self {
+            prefill: prefill.to_string(),
+            decode: decode.to_string(),
+            cached_tokens: *cached_tokens,
+            moved_tokens: *moved_tokens,
+            hidden_ms: rounded(*hidden_ms),
+            cost_ms: rounded(*cost_ms),
         }
     }
 }

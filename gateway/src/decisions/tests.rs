@@ -36,6 +36,7 @@ fn decided(id: &str) -> Decided {
                 cost_ms: 12.5,
                 terms: BTreeMap::from([("queue_ms".to_owned(), 12.5)]),
             }],
+            legs: None,
             refused: vec![Refused {
                 node: "b".to_owned(),
                 reason: "down".to_owned(),

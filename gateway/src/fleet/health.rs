@@ -15,6 +15,7 @@ use policies::breaker::{Breaker, BreakerParams};
 use policies::view::NodeState;
 
 use super::node::Node;
+use super::partner;
 use super::probe::{Probe, ProbeError, Served, first_model, read_metrics};
 use crate::tasks::{Drain, Phase};
 
@@ -108,6 +109,10 @@ impl Checks {
         if came_up || self.count.is_multiple_of(METRICS_EVERY) {
             self.learn_metrics(before).await;
         }
+        let ask_again = self.count.is_multiple_of(METRICS_EVERY);
+        if came_up || self.node.wants_kv(ask_again) {
+            partner::learn(&self.node, &self.probe, CHECK_TIMEOUT).await;
+        }
         NodeState::Up
     }
 
@@ -155,6 +160,7 @@ impl Checks {
             // trial would keep the new process at one request until that has its whole answer.
             self.node
                 .with_breaker(|breaker, _| *breaker = Breaker::new(BreakerParams::default()));
+            self.node.kv_is_doubtful();
         }
         // One that was seen down has been forgotten already.
         if restarted && !matches!(before, NodeState::Down { .. }) {

@@ -32,6 +32,19 @@ pub struct Dispatch<'a> {
     pub chain: &'a [BlockHash],
     /// The conversation that it belongs to.
     pub session: SessionKey,
+    /// What of the turn is the node's.
+    pub part: Part,
+}
+
+/// What of a turn a node does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// It computes the prompt.
+    Prompt,
+    /// It answers, from a prompt that another node computes.
+    Answer,
 }
 
 impl Dispatch<'_> {
@@ -58,7 +71,10 @@ impl InFlight {
         let id = load.dispatched.fetch_add(1, Ordering::Relaxed);
         let (prompt, cached) = dispatch.blocks();
         let sent = Sent {
-            cached_tokens: dispatch.cached_tokens,
+            cached_tokens: match dispatch.part {
+                Part::Whole | Part::Prompt => dispatch.cached_tokens,
+                Part::Answer => dispatch.prompt_tokens,
+            },
             prompt_tokens: dispatch.prompt_tokens,
             output_tokens: dispatch.output_tokens,
             pool_blocks: prompt - cached,

@@ -26,12 +26,14 @@ mod knowledge;
 mod load;
 pub mod metrics;
 mod node;
+mod partner;
 mod probe;
 mod replay;
 
 use self::knowledge::Knowledge;
-pub use load::{Dispatch, InFlight};
+pub use load::{Dispatch, InFlight, Part};
 pub use node::{Facts, Node};
+pub use partner::KvInfo;
 
 /// Why an attempt on a node failed, as far as it is the node's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,10 +169,13 @@ impl Fleet {
     /// Counts a request on a node until the guard is dropped, and expects the node to hold its
     /// blocks from now on.
     pub fn dispatch(&self, node: &Arc<Node>, dispatch: &Dispatch<'_>) -> InFlight {
-        for other in self.nodes.iter().filter(|other| !Arc::ptr_eq(other, node)) {
-            other.left_by(dispatch.session);
+        // A session lives where its turns are answered.
+        if dispatch.part != Part::Prompt {
+            for other in self.nodes.iter().filter(|other| !Arc::ptr_eq(other, node)) {
+                other.left_by(dispatch.session);
+            }
+            node.used_by(dispatch);
         }
-        node.used_by(dispatch);
         let lent = self.knowledge.lend(node, dispatch.chain);
         InFlight::new(node, dispatch, lent)
     }
@@ -189,6 +194,7 @@ impl Fleet {
                 }
             });
         }
+        node.kv_is_doubtful();
         node.check_now.notify_one();
     }
 

@@ -16,12 +16,14 @@ use cache_index::tiers::Tiers;
 use cache_index::trust::Trust;
 use policies::breaker::{Breaker, BreakerParams, Gate};
 use policies::load::NodeLoad;
+use policies::transfer::Transfers;
 use policies::view::{FetchCosts, NodeState, NodeView, SessionKey};
 use policies::working_set::WorkingSet;
 use tokio::sync::{Notify, watch};
 
 use super::load::Dispatch;
-use crate::config::NodeConfig;
+use super::partner::KvInfo;
+use crate::config::{Duty, NodeConfig};
 
 /// What a node says of itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +44,8 @@ pub struct Facts {
     pub started_s: Option<f64>,
     /// The shortest of its recent answers to a health check.
     pub round_trip_ms: f64,
+    /// What another node must know to take its KV, or to give it some; none where it has not told.
+    pub kv: Option<Arc<KvInfo>>,
 }
 
 /// One node of the fleet.
@@ -54,6 +58,8 @@ pub struct Node {
     pub host: String,
     /// Configured region.
     pub region: String,
+    /// What it does of a turn.
+    pub duty: Duty,
     pub(super) events: Option<String>,
     pub(super) replay: Option<String>,
     pub(super) facts: ArcSwap<Facts>,
@@ -74,6 +80,10 @@ pub struct Node {
     pub(super) salts: AtomicU8,
     /// Whether it has ever reported a cached token.
     pub(super) reports_cached: AtomicBool,
+    /// What it said of its KV may be another process's.
+    pub(super) kv_doubtful: AtomicBool,
+    /// How fast KV arrives there.
+    pub(super) transfers: Mutex<Transfers>,
 }
 
 /// Blocks and events that brought no credit, for metrics.
@@ -117,12 +127,14 @@ impl Node {
             events,
             replay,
             region,
+            duty,
         } = config;
         Self {
             id: id.clone(),
             addr: *addr,
             host: host.clone(),
             region: region.clone(),
+            duty: duty.clone(),
             events: events.clone(),
             replay: replay.clone(),
             facts: ArcSwap::from_pointee(Facts {
@@ -136,6 +148,7 @@ impl Node {
                 block_tokens: 16,
                 started_s: None,
                 round_trip_ms: 0.0,
+                kv: None,
             }),
             model: watch::channel(None).0,
             load: Load::default(),
@@ -149,6 +162,8 @@ impl Node {
             refused: Refused::default(),
             salts: AtomicU8::new(SALTS_UNKNOWN),
             reports_cached: AtomicBool::new(false),
+            kv_doubtful: AtomicBool::new(false),
+            transfers: Mutex::default(),
         }
     }
 
@@ -257,6 +272,10 @@ impl Node {
             arrivals_per_s: work.arrivals_per_s(now_ms),
             busy_share: work.busy_share(now_ms),
             kept_ms: f64::INFINITY,
+            role: self.duty.role,
+            handover: self.handover(&facts),
+            needs_partner: self.needs_partner(),
+            decoding_requests: work.decoding(),
         })
     }
 

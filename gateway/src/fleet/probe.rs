@@ -3,6 +3,7 @@
 //! `GET` on the node's side routes, with a bound on time and bytes, over kept connections; and the
 //! few values the fleet needs, read out of the JSON and Prometheus text that come back.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -60,9 +61,19 @@ impl Probe {
         path: &str,
         timeout: Duration,
     ) -> Result<(StatusCode, Bytes), ProbeError> {
+        self.get_at((node.addr, &node.host), path, timeout).await
+    }
+
+    /// Asks another server of a node.
+    pub(super) async fn get_at(
+        &self,
+        (addr, host): (SocketAddr, &str),
+        path: &str,
+        timeout: Duration,
+    ) -> Result<(StatusCode, Bytes), ProbeError> {
         let broken = |error: &dyn std::fmt::Display| ProbeError::Broken(error.to_string());
-        let request = Request::get(format!("http://{}{path}", node.addr))
-            .header(http::header::HOST, &node.host)
+        let request = Request::get(format!("http://{addr}{path}"))
+            .header(http::header::HOST, host)
             .header(http::header::AUTHORIZATION, &self.authorization)
             .body(Empty::new())
             .map_err(|error| broken(&error))?;

@@ -21,6 +21,7 @@ impl Fleet {
             events: None,
             replay: None,
             region: "local".to_owned(),
+            duty: crate::config::Duty::default(),
         };
         Self::new(&(0..nodes).map(config).collect::<Vec<_>>())
     }

@@ -29,6 +29,7 @@ fn config(addr: SocketAddr, events: Option<String>, replay: Option<String>) -> N
         events,
         replay,
         region: "local".to_owned(),
+        duty: crate::config::Duty::default(),
     }
 }
 
@@ -46,6 +47,7 @@ fn sent(prompt_tokens: u64, output_tokens: u64, chain: &[BlockHash]) -> Dispatch
         output_tokens,
         chain,
         session: policies::view::SessionKey(1),
+        part: Part::Whole,
     }
 }
 

@@ -8,6 +8,7 @@
 pub(crate) mod chunk;
 mod edit;
 mod heard;
+mod prefilled;
 mod refusal;
 mod sse;
 mod stream;
@@ -27,6 +28,7 @@ use policies::retry::Outcome;
 use serde_json::{Value, json};
 
 pub(crate) use heard::Heard;
+pub(crate) use prefilled::Prefilled;
 pub(crate) use refusal::Refusal;
 pub(crate) use whole::{Body, read_all, stopping};
 
@@ -71,9 +73,19 @@ pub(crate) struct Answer {
     pub(crate) load: Option<InFlight>,
     /// What was said by which tokens, where the node tells.
     pub(crate) heard: Option<Heard>,
+    /// What it owes to another node, where that computed the prompt.
+    pub(crate) prefilled: Option<Prefilled>,
 }
 
 impl Answer {
+    /// The nodes have done their part: their shares of the load are given back.
+    fn give_back(&mut self) {
+        self.load = None;
+        if let Some(prefilled) = &mut self.prefilled {
+            prefilled.load = None;
+        }
+    }
+
     /// Takes in a chunk of the answer, or all of it; says what the client is to see in its place,
     /// if that differs.
     fn listen(&mut self, json: &[u8], token_ids: TokenIds) -> Option<Vec<u8>> {
@@ -211,6 +223,9 @@ impl Flow<'_> {
         chosen: &Chosen,
     ) -> pingora::Result<()> {
         head.insert_header("x-homing-node", chosen.node.id.as_str())?;
+        if let Some(prefill) = &chosen.prefill {
+            head.insert_header("x-homing-prefill-node", prefill.id.as_str())?;
+        }
         head.insert_header("x-homing-route", chosen.decision.reason.as_str())?;
         let expected = chosen.decision.expected_cached_tokens;
         head.insert_header("x-homing-expected-cached", expected.to_string())?;
@@ -228,10 +243,9 @@ impl Flow<'_> {
             .header("x-node-prompt-tokens")
             .and_then(|text| text.parse().ok());
         let input: u64 = told.unwrap_or(self.job.prompt.tokens);
-        let cached = answer
-            .chosen
-            .decision
-            .expected_cached_tokens
+        let told = answer.prefilled.as_ref().map(|one| one.cached_tokens);
+        let cached = told
+            .unwrap_or(answer.chosen.decision.expected_cached_tokens)
             .min(input.saturating_sub(1));
         Usage {
             input,
@@ -259,6 +273,7 @@ impl Flow<'_> {
         self.job.detail.then(|| {
             json!({
                 "node": chosen.node.id.as_str(),
+                "prefill_node": chosen.prefill.as_ref().map(|node| node.id.as_str()),
                 "route": chosen.decision.reason.as_str(),
                 "expected_cached_tokens": chosen.decision.expected_cached_tokens,
                 "cached_tokens": usage.cached,
@@ -308,13 +323,18 @@ impl Flow<'_> {
         match usage {
             Some(_) if !converses => {}
             Some(usage) => {
-                if let Some(load) = &answer.load {
-                    load.reported(usage.cached);
-                }
+                // What another node had in its cache says nothing about this one's.
+                let cached_at = match (&answer.prefilled, &answer.load) {
+                    (Some(prefilled), _) => &prefilled.node,
+                    (None, Some(load)) => {
+                        load.reported(usage.cached);
+                        node
+                    }
+                    (None, None) => node,
+                };
                 let expected = answer.chosen.decision.expected_cached_tokens;
-                self.gateway
-                    .metrics
-                    .predicted(node.id.as_str(), expected, usage.cached);
+                let metrics = &self.gateway.metrics;
+                metrics.predicted(cached_at.id.as_str(), expected, usage.cached);
             }
             None => self.gateway.metrics.usage_missing.inc(),
         }
@@ -340,6 +360,9 @@ impl Flow<'_> {
         }
         if let Some(load) = &mut answer.load {
             load.first_token();
+        }
+        if let Some(prefilled) = &mut answer.prefilled {
+            prefilled.arrived(&answer.chosen.node);
         }
         self.ctx.line.ttft_ms = Some(self.ctx.elapsed_ms());
         let seconds = self.ctx.started.elapsed().as_secs_f64();

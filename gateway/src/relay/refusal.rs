@@ -4,11 +4,14 @@
 //! error is one JSON object with its length, in the client's dialect.
 //! Nothing is billed for it.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::header::RETRY_AFTER;
 
 use super::whole::{Body, read, stopping};
 use super::{Answer, End, Flow};
+use crate::fleet::Node;
 use crate::ledger::Status;
 use crate::respond;
 use crate::route::Chosen;
@@ -36,6 +39,7 @@ impl Refusal {
                     chosen,
                     load,
                     heard: _,
+                    prefilled: _,
                 } = answer;
                 drop(load);
                 flow.gateway.upstream.release(exchange).await;
@@ -58,6 +62,11 @@ impl Refusal {
     /// What it means for the retry policy.
     pub(crate) fn outcome(&self) -> Outcome {
         Outcome::Status(self.status)
+    }
+
+    /// The node that said it.
+    pub(crate) fn node(&self) -> &Arc<Node> {
+        &self.chosen.node
     }
 
     /// For the log.

@@ -17,6 +17,7 @@ use policies::retry::Outcome;
 
 use super::chunk::ChunkFacts;
 use super::edit::{with_member, with_model};
+use super::prefilled::with_cached;
 use super::sse::{Event, EventKind, Scanner};
 use super::whole::stopping;
 use super::{Answer, End, Flow, Waited, failure, told, watched};
@@ -142,7 +143,8 @@ impl Stream<'_, '_> {
                     done = true;
                     self.held.get_or_insert_default();
                 }
-                EventKind::Chunk(facts) => {
+                EventKind::Chunk(mut facts) => {
+                    self.charge(&mut event, &mut facts);
                     self.tokens += facts.tokens;
                     self.finished += facts.finished;
                     self.failed |= facts.failed;
@@ -190,6 +192,14 @@ impl Stream<'_, '_> {
             now: if more.is_empty() { now } else { more.freeze() },
             done,
         })
+    }
+
+    /// Puts the cached tokens of the node that computed the prompt into a chunk's usage.
+    fn charge(&self, event: &mut Event, facts: &mut ChunkFacts) {
+        if let (Some(prefilled), Some(usage)) = (&self.answer.prefilled, &mut facts.usage) {
+            usage.cached = prefilled.cached_tokens.min(usage.input);
+            event.edit(|json| with_cached(json, prefilled.cached_tokens));
+        }
     }
 
     /// Puts the client's events in the place of a chunk.
@@ -307,7 +317,7 @@ impl Stream<'_, '_> {
                 .await;
         }
         self.flow.learn(&self.answer, self.usage);
-        self.answer.load = None;
+        self.answer.give_back();
         let held = self.last_words(usage);
         self.keep().await;
         let written = self.write(held).await;

@@ -11,6 +11,7 @@ use policies::retry::Outcome;
 
 use super::chunk::usage_of_whole;
 use super::edit::{with_member, with_model};
+use super::prefilled::with_cached;
 use super::{Answer, AnswerEnd, End, Flow, Waited, watched};
 use crate::ledger::Status;
 use crate::respond;
@@ -79,6 +80,11 @@ pub(super) async fn run(flow: &mut Flow<'_>, mut answer: Answer) -> End {
         }
         Body::Stopping => return End::Refused(stopping()),
     };
+    if let Some(prefilled) = &answer.prefilled
+        && let Some(charged) = with_cached(&body, prefilled.cached_tokens)
+    {
+        body = charged.into();
+    }
     if let Some(shown) = answer.listen(&body, flow.job.token_ids) {
         body = shown.into();
     }
@@ -98,7 +104,7 @@ pub(super) async fn run(flow: &mut Flow<'_>, mut answer: Answer) -> End {
     }
     flow.keep(stored).await;
     flow.learn(&answer, reported);
-    answer.load = None;
+    answer.give_back();
     let head = match head(flow, &answer, (usage, body.len())) {
         Ok(head) => head,
         Err(error) => {

@@ -20,6 +20,7 @@ mod full_disk;
 mod held;
 mod identity;
 mod kept;
+mod pair;
 mod retention;
 mod retry;
 mod sessions;

@@ -22,13 +22,17 @@ pub struct Terms {
     pub decode_ms: f64,
     /// Fetching KV from a store tier.
     pub fetch_ms: f64,
+    /// What the streams there lose while this request's prompt is computed between their steps.
+    pub stall_ms: f64,
+    /// Bringing the KV of the prompt from the node that computes it.
+    pub transfer_ms: f64,
     /// The bonus of the node that the session is bound to: 0 or negative.
     pub session_ms: f64,
 }
 
 impl Terms {
     /// Each with its name, for whoever has to show or write them all.
-    pub fn named(&self) -> [(&'static str, f64); 10] {
+    pub fn named(&self) -> [(&'static str, f64); 12] {
         let Self {
             round_trip_ms,
             queue_ms,
@@ -39,6 +43,8 @@ impl Terms {
             crowd_ms,
             decode_ms,
             fetch_ms,
+            stall_ms,
+            transfer_ms,
             session_ms,
         } = *self;
         [
@@ -51,6 +57,8 @@ impl Terms {
             ("crowd_ms", crowd_ms),
             ("decode_ms", decode_ms),
             ("fetch_ms", fetch_ms),
+            ("stall_ms", stall_ms),
+            ("transfer_ms", transfer_ms),
             ("session_ms", session_ms),
         ]
     }

@@ -45,6 +45,15 @@ impl Answer {
             .collect()
     }
 
+    /// The JSON of every `data` line, in dialects that name their events too.
+    pub(crate) fn chunks_of_lines(&self) -> Vec<Value> {
+        let text = self.text();
+        let lines = text.lines().filter_map(|line| line.strip_prefix("data:"));
+        lines
+            .filter_map(|data| serde_json::from_str(data.trim_start()).ok())
+            .collect()
+    }
+
     /// The text of all deltas.
     pub(crate) fn content(&self) -> String {
         self.chunks()

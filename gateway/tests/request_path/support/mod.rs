@@ -1,6 +1,7 @@
 //! The stage: a real `homing gateway` process between raw clients and scripted nodes.
 
 pub(crate) mod client;
+pub(crate) mod duty;
 pub(crate) mod node;
 
 use std::io::{BufRead, BufReader};
@@ -88,6 +89,7 @@ impl Gateway {
         for (at, node) in nodes.iter().enumerate() {
             let address = node.addr;
             config += &format!("[[nodes]]\nid = \"node-{at}\"\nurl = \"http://{address}\"\n");
+            config += &node.lines();
             if let Some(events) = &node.events {
                 config += &format!("events = \"{events}\"\n");
             }

@@ -2,7 +2,7 @@
 //!
 //! Speaks HTTP/1.1 over raw TCP, one thread a connection. `/health`, `/v1/models` and `/metrics`
 //! answer like a healthy node; every POST plays the next script, or a short good answer if there
-//! is none. It keeps what it received, and counts the connections closed on it in mid-answer.
+//! is none. One with a duty ([`super::duty`]) checks the fields of its part first. It keeps what it received, and counts the connections closed on it in mid-answer.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+use super::duty::{Duty, Kind, Meeting, Role};
 
 /// One step of a script.
 #[derive(Clone, Debug)]
@@ -26,6 +28,8 @@ pub(crate) enum Act {
     AwaitClose(Duration),
     /// The connection ends here.
     Close,
+    /// Silence until the other node of a shared turn has computed its part.
+    Meet,
 }
 
 /// A request as the node read it.
@@ -54,6 +58,11 @@ struct State {
     hang_ups: Mutex<Vec<Instant>>,
     connections: AtomicUsize,
     dead: AtomicBool,
+    duty: Option<Duty>,
+    /// It does not tell about its KV.
+    is_mute: AtomicBool,
+    /// How often it was started anew.
+    lives: AtomicUsize,
 }
 
 /// A running node.
@@ -77,19 +86,36 @@ impl Node {
 
     /// A node that reports the tokens of its answers and takes a prompt's tokens.
     pub(crate) fn reporting() -> Self {
-        Self::launch(MODEL, ",\"token_ids\":true")
+        Self::launch(MODEL, ",\"token_ids\":true", None)
+    }
+
+    /// Nodes that do a part of turns together.
+    pub(crate) fn sharing<const N: usize>(kind: Kind, roles: [Role; N]) -> [Self; N] {
+        let meeting = Arc::new(Meeting::default());
+        roles.map(|role| {
+            let duty = Duty {
+                kind,
+                role,
+                meeting: Arc::clone(&meeting),
+                engine_id: Arc::new(Mutex::new("engine-0".to_owned())),
+            };
+            Self::launch(MODEL, "", Some(duty))
+        })
     }
 
     /// A node that serves this model.
     pub(crate) fn serving(model: &'static str) -> Self {
-        Self::launch(model, "")
+        Self::launch(model, "", None)
     }
 
     /// `says` are more members of the model's object.
-    fn launch(model: &'static str, says: &'static str) -> Self {
+    fn launch(model: &'static str, says: &'static str, duty: Option<Duty>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let addr = listener.local_addr().expect("bound");
-        let state = Arc::new(State::default());
+        let state = Arc::new(State {
+            duty,
+            ..State::default()
+        });
         let shared = Arc::clone(&state);
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
@@ -105,6 +131,35 @@ impl Node {
             events: None,
             state,
         }
+    }
+
+    /// Its lines in the gateway's file beside its address.
+    pub(crate) fn lines(&self) -> String {
+        let Some(duty) = &self.state.duty else {
+            return String::new();
+        };
+        let (role, kind) = (duty.role.as_str(), duty.kind);
+        let mut lines = format!("role = \"{role}\"\nconnector = \"{}\"\n", kind.as_str());
+        if kind.has_bootstrap() && duty.role == Role::Prefill {
+            // Its bootstrap server is itself.
+            lines += &format!("bootstrap = \"{}\"\n", self.addr);
+        }
+        lines
+    }
+
+    /// Another process at the same address, with another name; says which.
+    pub(crate) fn restart(&self) -> String {
+        let life = self.state.lives.fetch_add(1, Ordering::SeqCst) + 1;
+        let name = format!("engine-{life}");
+        if let Some(duty) = &self.state.duty {
+            duty.engine_id.lock().expect("no panic").clone_from(&name);
+        }
+        name
+    }
+
+    /// Whether it tells about its KV.
+    pub(crate) fn set_mute(&self, is_mute: bool) {
+        self.state.is_mute.store(is_mute, Ordering::SeqCst);
     }
 
     /// Queues the answer to the next POST.
@@ -158,7 +213,7 @@ fn serve(mut stream: TcpStream, state: &State, model: &str, says: &str) {
             return;
         }
         if !head.starts_with("POST") {
-            let answer = own(&head, model, says);
+            let answer = own(&head, model, says, state);
             if stream.write_all(&answer).is_err() {
                 return;
             }
@@ -170,33 +225,51 @@ fn serve(mut stream: TcpStream, state: &State, model: &str, says: &str) {
         }
         let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
         let streamed = body["stream"] == true;
+        let duty = state.duty.as_ref();
+        let transfer = duty.map_or(Ok(None), |duty| duty.transfer(&body));
+        let asked = body.clone();
         state
             .received
             .lock()
             .expect("no panic")
             .push(Received { head, body });
         let script = state.scripts.lock().expect("no panic").pop_front();
-        let script = script.unwrap_or_else(|| {
-            if streamed {
-                stream_of(&["ok"])
-            } else {
-                whole_of("ok")
-            }
-        });
-        if !play(&mut stream, script, state) {
+        let name = transfer.as_ref().ok().and_then(Option::as_deref);
+        let script = match (script, duty, &transfer) {
+            (Some(script), ..) => script,
+            (None, Some(_), Err(why)) => vec![Act::Send(refusal(why))],
+            (None, Some(duty), Ok(_)) => match duty.meet(name) {
+                Ok(()) => duty.answer(&asked, name),
+                Err(why) => vec![Act::Send(json(500, &[], &why))],
+            },
+            (None, None, _) if streamed => stream_of(&["ok"]),
+            (None, None, _) => whole_of("ok"),
+        };
+        if !play(&mut stream, script, (state, name)) {
             let _ = stream.shutdown(Shutdown::Both);
             return;
+        }
+        if let Some(duty) = duty {
+            duty.answered(name);
         }
     }
 }
 
 /// Plays a script; says whether the connection may go on.
-fn play(stream: &mut TcpStream, script: Vec<Act>, state: &State) -> bool {
+fn play(
+    stream: &mut TcpStream,
+    script: Vec<Act>,
+    (state, transfer): (&State, Option<&str>),
+) -> bool {
     for act in script {
         let sent = match act {
             Act::Send(bytes) => stream.write_all(&bytes),
             Act::Bytewise(bytes) => bytes.chunks(1).try_for_each(|byte| stream.write_all(byte)),
             Act::Close => return false,
+            Act::Meet => {
+                let met = state.duty.as_ref().map(|duty| duty.meet(transfer));
+                met.unwrap_or(Ok(())).map_err(std::io::Error::other)
+            }
             Act::Pause(time) => {
                 std::thread::sleep(time);
                 Ok(())
@@ -251,13 +324,27 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> 
     Some((head, body))
 }
 
-fn own(head: &str, model: &str, says: &str) -> Vec<u8> {
+fn refusal(why: &str) -> Vec<u8> {
+    let body = serde_json::json!({"error": {"message": why, "type": "invalid_request_error"}});
+    json(400, &[], &body.to_string())
+}
+
+fn own(head: &str, model: &str, says: &str, state: &State) -> Vec<u8> {
+    let told = state.duty.as_ref().and_then(|duty| duty.told(head));
+    let is_kv = head.starts_with("GET /v1/kv/info ") || head.starts_with("GET /query ");
+    if is_kv && (told.is_none() || state.is_mute.load(Ordering::SeqCst)) {
+        return json(404, &[], "{}");
+    }
+    if let Some(told) = told {
+        return json(200, &[], &told);
+    }
     let body = if head.starts_with("GET /v1/models") {
         format!(
             r#"{{"object":"list","data":[{{"id":"{model}","object":"model","owned_by":"homing","max_model_len":{CONTEXT}{says}}}]}}"#
         )
     } else if head.starts_with("GET /metrics") {
-        "process_start_time_seconds 1\n".to_owned()
+        let life = 1 + state.lives.load(Ordering::SeqCst);
+        format!("process_start_time_seconds {life}\n")
     } else {
         "{}".to_owned()
     };

@@ -28,7 +28,7 @@ use cache_index::tiers::Tiers;
 use policies::load::{NodeLoad, Sent};
 use policies::output::OutputLengths;
 use policies::pick::{Decision, Params, decide};
-use policies::view::{FetchCosts, NodeState, NodeView, RequestView, SessionKey};
+use policies::view::{FetchCosts, NodeState, NodeView, RequestView, Role, SessionKey, Splits};
 
 use self::paths::Paths;
 use self::sessions::Sessions;
@@ -249,6 +249,7 @@ impl Homing {
             session: SessionKey(u128::from(ask.session)),
             bound: bound.map(|node| self.nodes[node].id.clone()),
             excluded: Vec::new(),
+            splits: Splits::No,
         };
         let decision = decide(&request, &views, &self.settings.params).ok()?;
         Some(Decided {
@@ -296,6 +297,10 @@ impl Homing {
             arrivals_per_s: load.arrivals_per_s(now_ms),
             busy_share: load.busy_share(now_ms),
             kept_ms: self.sessions.kept_ms(now_ms, number, ask, pool_blocks),
+            role: Role::Mixed,
+            handover: None,
+            needs_partner: false,
+            decoding_requests: load.decoding(),
         }
     }
 
