@@ -15,6 +15,7 @@ use crate::kv::store::disk::Scope;
 use crate::model::OpsKind;
 use crate::request::constraint::FormatChoice;
 use crate::server::auth::NodeToken;
+use crate::server::role::Role;
 
 /// Where the node token is read from when no file is named.
 const TOKEN_ENV: &str = "HOMING_NODE_TOKEN";
@@ -100,6 +101,16 @@ struct ServeArgs {
     /// Batches of KV events kept for replay; older history is replaced by a snapshot.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     replay_batches: usize,
+    /// What the node is for: prefill computes prompts that others decode, decode goes on from prompts that
+    /// others computed, mixed does both. Other roles than mixed need a node token; see
+    /// docs/disaggregation.md.
+    #[arg(long, value_enum, default_value_t = Role::Mixed)]
+    role: Role,
+    /// Give KV blocks out to other nodes at this address; port 0 takes a free one. Nodes on this host use a
+    /// socket of their own. Only where there is a node token; blocks are not encrypted: loopback, or a
+    /// private network.
+    #[arg(long, value_name = "ENDPOINT", default_value = "tcp://127.0.0.1:0", value_parser = parse_endpoint)]
+    kv_listen: String,
     /// Id of the model in the API; the file's name without .gguf if not given.
     #[arg(long, value_name = "ID")]
     model_id: Option<String>,
@@ -205,6 +216,10 @@ pub struct Config {
     pub replay_batches: usize,
     /// Demanded of callers.
     pub token: Option<NodeToken>,
+    /// What the node is for.
+    pub role: Role,
+    /// Where blocks are given out.
+    pub kv_listen: SocketAddr,
     /// Kernels.
     pub ops: OpsKind,
     /// Tokens in one step.
@@ -266,6 +281,15 @@ pub enum ConfigError {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// A role that needs a token, and none.
+    #[error(
+        "--role {role} works together with other nodes, which must know each other by a node token: give \
+         --node-token-file, or set {TOKEN_ENV}"
+    )]
+    RoleToken {
+        /// The role.
+        role: &'static str,
+    },
     /// No token where one is demanded.
     #[error(
         "--listen {listen} reaches beyond this machine, so callers must present a node token: \
@@ -306,6 +330,10 @@ impl ServeArgs {
         if !listen.ip().is_loopback() && token.is_none() {
             return Err(ConfigError::TokenDemanded { listen });
         }
+        if args.role != Role::Mixed && token.is_none() {
+            let role = args.role.as_str();
+            return Err(ConfigError::RoleToken { role });
+        }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let in_range = |flag, found: usize, most: usize| {
             let allowed = format!("between 1 and {most}");
@@ -328,6 +356,8 @@ impl ServeArgs {
             replay: args.replay,
             replay_batches: in_range("replay-batches", args.replay_batches, 10_000_000)?,
             token,
+            role: args.role,
+            kv_listen: kv_listen(&args.kv_listen)?,
             ops: match args.ops {
                 Ops::Cpu => OpsKind::Cpu,
                 Ops::Reference => OpsKind::Reference,
@@ -349,6 +379,18 @@ impl ServeArgs {
             progress_json: args.progress_json,
         })
     }
+}
+
+fn kv_listen(endpoint: &str) -> Result<SocketAddr, ConfigError> {
+    let address = endpoint
+        .strip_prefix("tcp://")
+        .map(ToSocketAddrs::to_socket_addrs);
+    let address = address.and_then(|addresses| addresses.ok()?.next());
+    address.ok_or_else(|| ConfigError::Value {
+        flag: "kv-listen",
+        found: endpoint.to_owned(),
+        allowed: "an address and port, such as tcp://10.0.0.5:8100".to_owned(),
+    })
 }
 
 fn disk(dir: Option<PathBuf>, bytes: u64, host: u64) -> Result<Option<DiskConfig>, ConfigError> {

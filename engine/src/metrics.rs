@@ -13,6 +13,7 @@ use prometheus::{
 use cache_index::block::BLOCK_TOKENS;
 
 use crate::kv::store::Tier;
+use crate::kv::transfer::Medium;
 
 /// How a request ended, as a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +53,30 @@ pub struct TicketMetrics {
     pub expired: IntCounter,
     /// Tickets broken before their deadline, for want of blocks.
     pub broken: IntCounter,
+}
+
+/// Of KV that moves between nodes.
+pub struct TransferMetrics {
+    /// Handovers that are open at this node.
+    pub open: IntGauge,
+    /// Transfers whose receiver has everything.
+    pub sent: IntCounter,
+    /// Transfers that this node asked for.
+    pub asked: IntCounter,
+    /// Those of them that came whole.
+    pub received: IntCounter,
+    /// Those that failed: their prompts were computed here, or their requests failed.
+    pub failed: IntCounter,
+    /// Bytes of blocks that came.
+    pub bytes_received: IntCounter,
+    bytes_sent: IntCounterVec,
+}
+
+impl TransferMetrics {
+    /// Bytes of blocks that were handed over this way.
+    pub fn bytes_sent(&self, medium: Medium) -> IntCounter {
+        self.bytes_sent.with_label_values(&[medium.as_str()])
+    }
 }
 
 /// Of the tiers below the KV pool.
@@ -117,6 +142,8 @@ pub struct Metrics {
     pub kv_blocks_published: IntGauge,
     /// Prefilled prompts that wait to be fetched.
     pub tickets: TicketMetrics,
+    /// KV that moves between nodes.
+    pub transfers: TransferMetrics,
     /// The tiers below the pool.
     pub tiers: TierMetrics,
     /// Open client connections.
@@ -234,6 +261,45 @@ impl Builder<'_> {
         }
     }
 
+    fn transfers(&self) -> TransferMetrics {
+        let opts = self.opts(
+            "homing:kv_transfer_sent_bytes_total",
+            "Bytes of KV blocks sent to other nodes.",
+        );
+        let bytes_sent = IntCounterVec::new(opts, &["medium"]).expect("the name is valid");
+        for medium in [Medium::Tcp, Medium::Shared] {
+            bytes_sent.with_label_values(&[medium.as_str()]);
+        }
+        self.register(bytes_sent.clone());
+        TransferMetrics {
+            open: self.gauge(
+                "homing:kv_handovers",
+                "Prompts that are computed or held for another node.",
+            ),
+            sent: self.counter(
+                "homing:kv_transfers_sent_total",
+                "Prompts that another node has taken over.",
+            ),
+            asked: self.counter(
+                "homing:kv_transfers_asked_total",
+                "Prompts whose KV this node asked another one for.",
+            ),
+            received: self.counter(
+                "homing:kv_transfers_received_total",
+                "Prompts whose KV came from another node.",
+            ),
+            failed: self.counter(
+                "homing:kv_transfers_failed_total",
+                "Prompts whose KV did not come from another node, and was computed if at all.",
+            ),
+            bytes_received: self.counter(
+                "homing:kv_transfer_received_bytes_total",
+                "Bytes of KV blocks received from other nodes.",
+            ),
+            bytes_sent,
+        }
+    }
+
     fn tiers(&self) -> TierMetrics {
         let counters = |name: &str, help: &str| {
             let counters = IntCounterVec::new(self.opts(name, help), &["tier"]);
@@ -345,6 +411,7 @@ impl Metrics {
                 "KV blocks that can be found by hash.",
             ),
             tickets: b.tickets(),
+            transfers: b.transfers(),
             tiers: b.tiers(),
             connections: b.gauge("homing:connections", "Open client connections."),
             prompt_tokens: b.counter("vllm:prompt_tokens_total", "Prompt tokens, cached or not."),

@@ -101,6 +101,11 @@ impl Answer {
         (number >= job.output_max).then_some(Ending::Length)
     }
 
+    /// The tokens that were produced and not told yet.
+    pub(super) fn untold(&self) -> &[Produced] {
+        &self.produced
+    }
+
     /// Tells what is new, if anything is.
     pub(super) fn flush(&mut self, output_tokens: usize, metrics: &Metrics) {
         if self.fresh == 0 {

@@ -42,6 +42,16 @@ impl Blocks for RankGroup {
             from = rest;
         }
     }
+
+    fn take_block(&mut self, block: BlockId, mut from: &[u8]) -> bool {
+        let mut finite = true;
+        for rank in self.ranks() {
+            let (own, rest) = from.split_at(rank.block_layout().body_bytes());
+            finite &= rank.take_block(block, own);
+            from = rest;
+        }
+        finite
+    }
 }
 
 impl<F> Device for F
@@ -64,4 +74,8 @@ where
     fn read_block(&mut self, _block: BlockId, _to: &mut [u8]) {}
 
     fn write_block(&mut self, _block: BlockId, _from: &[u8]) {}
+
+    fn take_block(&mut self, _block: BlockId, _from: &[u8]) -> bool {
+        false
+    }
 }

@@ -13,11 +13,15 @@ use std::time::Instant;
 use cache_index::block::BLOCK_TOKENS;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::job::{HeldInfo, Job, Output, TicketId};
+use super::incoming::Inbound;
+use super::job::{HeldInfo, Job, Output, Remote, TicketId};
+use super::outgoing::{Answer, AttachRequest};
 pub use super::queue::Load;
 use super::queue::{Queue, QueuePlace};
 use crate::error::{ApiError, Kind};
 use crate::events::Numbered;
+use crate::kv::transfer::TransferId;
+use crate::kv::transfer::sender::Sender;
 use crate::scheduler::turns::Share;
 
 /// A submitted request. Dropping it cancels the request if it still runs.
@@ -58,6 +62,11 @@ pub(super) enum Command {
     Snapshot(oneshot::Sender<Option<Numbered>>),
     Release(TicketId, oneshot::Sender<bool>),
     Held(TicketId, oneshot::Sender<Option<HeldInfo>>),
+    Inbound(Box<Inbound>),
+    Attach(Box<AttachRequest>, Answer),
+    Received(TransferId),
+    Lost(TransferId, Arc<Sender>),
+    Abandon(TransferId),
     Wake,
     Stop,
 }
@@ -119,7 +128,19 @@ impl Handle {
     }
 
     /// Queues a request, or says why not.
-    pub fn submit(&self, mut job: Job) -> Result<Ticket, ApiError> {
+    pub fn submit(&self, job: Job) -> Result<Ticket, ApiError> {
+        let hand_over = match &job.remote {
+            Remote::HandOver(hand_over) => Some(hand_over.id),
+            Remote::None | Remote::TakeOver(_) => None,
+        };
+        let submitted = self.queue(job);
+        if let (Err(_), Some(id)) = (&submitted, hand_over) {
+            self.kv_abandon(id);
+        }
+        submitted
+    }
+
+    fn queue(&self, mut job: Job) -> Result<Ticket, ApiError> {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(draining());
         }
@@ -168,6 +189,45 @@ impl Handle {
     /// What a ticket holds; none if there is no such ticket (any more).
     pub async fn held(&self, ticket: TicketId) -> Option<HeldInfo> {
         self.ask(|answer| Command::Held(ticket, answer)).await?
+    }
+
+    /// Tells a node that waits for this prefill that there will be none.
+    pub fn kv_abandon(&self, id: TransferId) {
+        // A full channel means a node that waits until its time is up.
+        let _ = self.commands.try_send(Command::Abandon(id));
+    }
+
+    /// Hands over what came from another node. Waits while the engine has too much to do; false once it
+    /// has stopped. For threads that may wait, as are the next ones.
+    pub fn kv_inbound(&self, inbound: Inbound) -> bool {
+        self.commands
+            .send(Command::Inbound(Box::new(inbound)))
+            .is_ok()
+    }
+
+    /// Asks for blocks on behalf of another node; the answer comes over `answer`, by the time the request
+    /// names. False once the engine has stopped.
+    pub fn kv_attach(&self, request: AttachRequest, answer: Answer) -> bool {
+        self.commands
+            .send(Command::Attach(Box::new(request), answer))
+            .is_ok()
+    }
+
+    /// Another node has all blocks of a transfer.
+    pub fn kv_received(&self, id: TransferId) {
+        // Once the engine has stopped there is nothing to let go.
+        let _ = self.commands.send(Command::Received(id));
+    }
+
+    /// The connection to another node is gone.
+    pub fn kv_lost(&self, id: TransferId, sender: Arc<Sender>) {
+        let _ = self.commands.send(Command::Lost(id, sender));
+    }
+
+    /// Has the engine look for what it can do. Never waits.
+    pub fn wake(&self) {
+        // A full channel means that it is awake.
+        let _ = self.commands.try_send(Command::Wake);
     }
 
     /// Sends a command and waits for its answer; none if the engine has stopped. Unlike a request

@@ -8,6 +8,7 @@ use constrain::Constraint;
 
 use crate::error::ApiError;
 use crate::kv::table::Scope;
+use crate::kv::transfer::{Endpoint, TransferId};
 use crate::metrics::Ending;
 use crate::sample::Sampling;
 
@@ -53,6 +54,8 @@ pub struct Job {
     pub show_markers: bool,
     /// What the request is for.
     pub work: Work,
+    /// What another node has to do with it.
+    pub remote: Remote,
 }
 
 impl Job {
@@ -84,6 +87,16 @@ impl Job {
             token_ids: false,
             show_markers: false,
             work: Work::Generate,
+            remote: Remote::None,
+        }
+    }
+
+    /// For how long its blocks stay pinned once it has ended; none if they do not.
+    pub fn hold(&self) -> Option<Duration> {
+        match (&self.work, &self.remote) {
+            (Work::PrefillOnly { hold }, _) => Some(*hold),
+            (Work::Generate, Remote::HandOver(hand_over)) => Some(hand_over.hold),
+            (Work::Generate, Remote::None | Remote::TakeOver(_)) | (Work::Embed(_), _) => None,
         }
     }
 }
@@ -97,6 +110,58 @@ impl std::fmt::Debug for Job {
             .field("work", &self.work)
             .finish_non_exhaustive()
     }
+}
+
+/// What another node has to do with a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remote {
+    /// Nothing.
+    None,
+    /// It goes on decoding where this one has computed the prompt.
+    HandOver(HandOver),
+    /// It has blocks of the prompt.
+    TakeOver(Box<TakeOver>),
+}
+
+/// A prompt that is computed for another node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandOver {
+    /// Its name.
+    pub id: TransferId,
+    /// The engine id of the node that decodes.
+    pub receiver: Arc<str>,
+    /// Of the prompt, see [`crate::kv::transfer::auth::prompt_digest`].
+    pub prompt: [u8; 16],
+    /// How long the blocks stay pinned once the request has ended; at most [`super::HOLD_MAX`].
+    pub hold: Duration,
+}
+
+/// A prompt of which another node has blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TakeOver {
+    /// The handover that was arranged; none for what the other node has in its cache.
+    pub id: Option<TransferId>,
+    /// The other node's engine id.
+    pub sender: Arc<str>,
+    /// Where it is.
+    pub endpoints: Vec<Endpoint>,
+    /// Of the prompt, see [`crate::kv::transfer::auth::prompt_digest`].
+    pub prompt: [u8; 16],
+    /// Hashes of all full blocks of the prompt.
+    pub chain: Vec<BlockHash>,
+    /// How long nothing may come from there.
+    pub timeout: Duration,
+    /// What becomes of the request if it fails.
+    pub on_failure: OnFailure,
+}
+
+/// What becomes of a request whose transfer failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnFailure {
+    /// Its prompt is computed here.
+    Recompute,
+    /// It fails.
+    Fail,
 }
 
 /// What a request is for.
@@ -151,7 +216,7 @@ pub enum Output {
         stop: Option<String>,
         /// What it took.
         usage: Usage,
-        /// The pinned blocks of a [`Work::PrefillOnly`].
+        /// The pinned blocks of a prompt that was computed for another node.
         held: Option<Held>,
     },
     /// The vector of a [`Work::Embed`], of length 1; nothing follows.

@@ -13,7 +13,9 @@ mod answer;
 mod device;
 mod follow;
 mod handle;
+mod incoming;
 mod job;
+mod outgoing;
 mod pins;
 mod queue;
 mod schedule;
@@ -23,7 +25,7 @@ mod step;
 mod tiers;
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -31,20 +33,29 @@ use cache_index::block::BLOCK_TOKENS;
 
 pub use device::Device;
 pub use handle::{Handle, Load, Ticket};
-pub use job::{Held, HeldInfo, Job, KEEP_MAX, Output, Pooling, Produced, TicketId, Usage, Work};
+pub use incoming::Inbound;
+pub use job::{
+    HandOver, Held, HeldInfo, Job, KEEP_MAX, OnFailure, Output, Pooling, Produced, Remote,
+    TakeOver, TicketId, Usage, Work,
+};
+pub use outgoing::{Accepted, Asked, AttachRequest};
 pub use pins::HOLD_MAX;
 
+use crate::error::{ApiError, Kind};
 use crate::events::EventLog;
 use crate::kv::pool::Pool;
 use crate::kv::store::disk::Disk;
 use crate::kv::store::{Store, TierChange};
-use crate::metrics::Metrics;
+use crate::kv::transfer::client::Order;
+use crate::metrics::{Ending, Metrics};
 use crate::model::PassOutput;
 use crate::sample::Sampler;
 use crate::scheduler::join::Overtaken;
 use crate::scheduler::pace::Pace;
 use crate::scheduler::turns::Turns;
 use handle::{Command, Shared, Submission};
+use incoming::InboundQueue;
+use outgoing::Outgoing;
 use pins::Pins;
 use sequence::Sequence;
 
@@ -84,6 +95,8 @@ pub struct Parts {
     pub host_blocks: usize,
     /// The disk tier below that one, which must be there then.
     pub disk: Option<Disk>,
+    /// Takes orders for blocks that other nodes have; none if this node asks for none.
+    pub orders: Option<SyncSender<Order>>,
     /// Tokens in one step at most, see [`crate::scheduler::pace`].
     pub step_tokens: usize,
     /// Requests that may wait.
@@ -136,6 +149,8 @@ struct Engine {
     /// What changed in all tiers and has not been told.
     changes: Vec<TierChange>,
     pins: Pins,
+    outgoing: Outgoing,
+    inbound: InboundQueue,
     sampler: Sampler,
     pace: Pace,
     turns: Turns,
@@ -167,6 +182,8 @@ impl Engine {
             store: tiers::store(&mut parts),
             changes: Vec::new(),
             pins: Pins::default(),
+            outgoing: Outgoing::default(),
+            inbound: InboundQueue::new(),
             sampler: Sampler::default(),
             pace: Pace::new(parts.step_tokens),
             turns: Turns::default(),
@@ -192,7 +209,7 @@ impl Engine {
 
     /// Takes every command there is; waits for one if there is nothing to do.
     fn take_commands(&mut self, commands: &Receiver<Command>) -> Next {
-        if self.running.is_empty() && self.waiting.iter().all(Sequence::waits_for_disk) {
+        if self.has_nothing_to_do() {
             match self.wait(commands) {
                 Ok(command) => {
                     if self.take(command) == Next::Stop {
@@ -216,8 +233,20 @@ impl Engine {
         }
     }
 
+    /// Whether only a command, another node, the disk or a deadline can change anything.
+    fn has_nothing_to_do(&self) -> bool {
+        let waits = |s: &Sequence| s.waits_for_disk() || s.waits_for_node();
+        let at_rest = self.inbound.is_empty() && !self.outgoing.is_behind;
+        at_rest && self.running.is_empty() && self.waiting.iter().all(waits)
+    }
+
     fn wait(&self, commands: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
-        let due = self.pins.next_deadline();
+        let deadlines = [
+            self.pins.next_deadline(),
+            self.outgoing.next_deadline(),
+            self.next_stall(),
+        ];
+        let due = deadlines.into_iter().flatten().min();
         let due = due.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         match due.into_iter().chain(self.next_look()).min() {
             None => commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -236,6 +265,11 @@ impl Engine {
             Command::Release(ticket, answer) => {
                 let _ = answer.send(self.pins.release(ticket, &mut self.pool));
             }
+            Command::Inbound(inbound) => self.queue_inbound(*inbound),
+            Command::Attach(request, answer) => self.take_receiver(*request, answer),
+            Command::Received(id) => self.receiver_has_all(id),
+            Command::Lost(id, sender) => self.outgoing.lost(id, &sender),
+            Command::Abandon(id) => self.outgoing.abandon(id),
             Command::Held(ticket, answer) => drop(answer.send(self.pins.info(ticket))),
             Command::Wake => {}
             Command::Stop => return Next::Stop,
@@ -244,8 +278,16 @@ impl Engine {
     }
 
     fn submit(&mut self, submission: Submission) {
-        self.waiting.push(Sequence::new(submission, self.arrivals));
+        let sequence = Sequence::new(submission, self.arrivals);
         self.arrivals += 1;
+        if self.opens_hand_over(&sequence) {
+            return self.waiting.push(sequence);
+        }
+        let message =
+            "`kv_transfer_params.transfer_id` was used before; draw a new one for each try.";
+        let used = ApiError::new(Kind::Invalid, "invalid_value", message);
+        sequence.fail(used.with_param("kv_transfer_params.transfer_id"));
+        self.end(sequence, Ending::Failed);
     }
 }
 

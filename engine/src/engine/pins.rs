@@ -76,6 +76,16 @@ impl Pins {
         })
     }
 
+    /// Whether there is such a ticket (still).
+    pub(super) fn has(&self, ticket: TicketId) -> bool {
+        self.pins.contains_key(&ticket)
+    }
+
+    /// The blocks of a ticket.
+    pub(super) fn table(&self, ticket: TicketId) -> Option<&BlockTable> {
+        self.pins.get(&ticket).map(|pin| &pin.table)
+    }
+
     /// Gives a ticket's blocks back; false if there is no such ticket.
     pub(super) fn release(&mut self, ticket: TicketId, pool: &mut Pool) -> bool {
         let pin = self.pins.remove(&ticket);

@@ -11,6 +11,7 @@
 use std::collections::HashSet;
 
 use super::answer::Voice;
+use super::incoming::Coming;
 use super::sequence::Sequence;
 use super::{Engine, tiers};
 use crate::error::{ApiError, Kind};
@@ -52,7 +53,7 @@ enum Joined {
     At(usize),
     /// It waits for what the sequence at this index computes.
     BlockOf(usize),
-    /// It waits for the disk.
+    /// It waits for the disk, or for another node.
     Reading,
     /// It does not fit.
     No,
@@ -156,7 +157,8 @@ impl Engine {
             let contender = s.contender(left);
             let out = stuck.everybody
                 || stuck.shares.contains(&contender.share)
-                || stuck.sequences.contains(&s.arrival);
+                || stuck.sequences.contains(&s.arrival)
+                || s.waits_for_node();
             (!out).then_some((Who::Waiting(index), contender))
         });
         running.chain(waiting).collect()
@@ -253,6 +255,17 @@ impl Engine {
 
     /// Lets a waiting sequence join, if it may.
     fn try_join(&mut self, index: usize, plan: &mut Plan, stuck: &mut Stuck) -> Joined {
+        if matches!(self.waiting[index].coming, Coming::Open) {
+            if !self.may_begin_transfer(index) {
+                self.overtaken.refused(self.waiting[index].arrival);
+                return Joined::No;
+            }
+            self.begin_transfer(index);
+            return Joined::Reading;
+        }
+        if self.waiting[index].is_promised() {
+            return self.join(index);
+        }
         let sequence = &mut self.waiting[index];
         let overlap = self.pool.overlap(&sequence.chain);
         let below = self
@@ -325,9 +338,23 @@ impl Engine {
         let scope = sequence.job.scope.clone();
         let mut table = BlockTable::claim(&mut self.pool, scope, &sequence.chain);
         table.keep(u64::try_from(sequence.job.keep.as_millis()).unwrap_or(u64::MAX));
-        self.fetch(&sequence, &mut table);
-        let first = sequence.join(table, &self.parts.metrics);
-        if first {
+        self.fetch(&sequence.chain, &sequence.tokens, &mut table);
+        let (handed, cached) = self.taken(&mut sequence).unzip();
+        let first = sequence.join(table, cached, &self.parts.metrics);
+        if let Some(handed) = handed.flatten() {
+            match self.begin_with(&mut sequence, handed) {
+                Ok(None) => sequence.flush(&self.parts.metrics),
+                Ok(Some(ending)) => {
+                    sequence.done(ending, None, &self.parts.metrics);
+                    self.end(sequence, ending);
+                    return Joined::Ended;
+                }
+                Err(error) => {
+                    self.fail(sequence, error);
+                    return Joined::Ended;
+                }
+            }
+        } else if first {
             let voice = Voice {
                 token_bytes: &self.parts.token_bytes,
                 metrics: &self.parts.metrics,
@@ -349,10 +376,13 @@ impl Engine {
         Joined::At(self.running.len() - 1)
     }
 
-    fn batch(&self) -> Batch {
+    /// Those that wait for another node's blocks were promised their own too.
+    pub(super) fn batch(&self) -> Batch {
+        let promised = || self.waiting.iter().filter(|s| s.is_promised());
+        let all = || self.running.iter().chain(promised());
         Batch {
-            running: self.running.len(),
-            outstanding: self.running.iter().map(Sequence::outstanding).sum(),
+            running: all().count(),
+            outstanding: all().map(Sequence::outstanding).sum(),
             available: self.pool.available(),
         }
     }
@@ -364,8 +394,11 @@ impl Engine {
     }
 
     /// The pool is dry: takes blocks from whoever needs them least. Returns the index of the
-    /// sequence that is gone, past the end if it was a ticket.
+    /// sequence that is gone, past the end if it was a ticket, or one that had not joined.
     fn make_room(&mut self, chunks: &mut Vec<Chunk>) -> usize {
+        if self.break_transfer() {
+            return usize::MAX;
+        }
         let standings: Vec<_> = self.running.iter().map(Sequence::standing).collect();
         if let Some(victim) = victim::when_dry(&standings) {
             self.preempt(victim, chunks);

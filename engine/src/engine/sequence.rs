@@ -15,6 +15,7 @@ use cache_index::block::{BlockHash, creditable_blocks, hash_chain};
 
 use super::answer::{Answer, Voice};
 use super::handle::Submission;
+use super::incoming::Coming;
 use super::job::{Held, Job, Output, Pooling, Usage, Work};
 use super::queue::QueuePlace;
 use crate::error::ApiError;
@@ -56,6 +57,8 @@ pub(super) struct Sequence {
     pub(super) found: usize,
     /// Whether it waits for the disk.
     pub(super) disk: DiskWait,
+    /// How it stands with the node that has its prompt.
+    pub(super) coming: Coming,
     /// Sums of hidden states, of an embedding.
     pub(super) pooled: Vec<f32>,
     /// What penalties look at.
@@ -84,6 +87,7 @@ impl Sequence {
             // Of cached tokens the hidden states are not known any more.
             chain.clear();
         }
+        let coming = Coming::new(&job.remote);
         Self {
             arrival,
             share,
@@ -96,6 +100,7 @@ impl Sequence {
             chain,
             found: 0,
             disk: DiskWait::Open,
+            coming,
             pooled: Vec::new(),
             answer,
             cached_tokens: None,
@@ -143,15 +148,21 @@ impl Sequence {
 
     /// Blocks that are promised to it and that it has not taken.
     pub(super) fn outstanding(&self) -> usize {
-        let has = self.table.as_ref().map_or(0, |table| table.blocks().len());
+        let has = self
+            .table
+            .as_ref()
+            .map_or(self.coming.blocks(), |table| table.blocks())
+            .len();
         self.needs(0, 0).promised().saturating_sub(has)
     }
 
     /// Full blocks of its prompt that will stay pinned when it ends.
     pub(super) fn pins(&self) -> usize {
-        match self.job.work {
-            Work::PrefillOnly { .. } => self.job.prompt.len() / cache_index::block::BLOCK_TOKENS,
-            Work::Generate | Work::Embed(_) => 0,
+        let pinned = self.job.hold().is_some();
+        if pinned {
+            self.job.prompt.len() / cache_index::block::BLOCK_TOKENS
+        } else {
+            0
         }
     }
 
@@ -208,8 +219,13 @@ impl Sequence {
     }
 
     /// Notes that it joined the batch with a table whose leading tokens are computed. True the
-    /// first time.
-    pub(super) fn join(&mut self, table: BlockTable, metrics: &Metrics) -> bool {
+    /// first time. `cached` is what another node had of the prompt, if that one computed it.
+    pub(super) fn join(
+        &mut self,
+        table: BlockTable,
+        cached: Option<usize>,
+        metrics: &Metrics,
+    ) -> bool {
         self.computed = table.published_tokens();
         self.disk = DiskWait::Open;
         self.found = self.computed;
@@ -218,7 +234,7 @@ impl Sequence {
         self.pooled.clear();
         let first = self.cached_tokens.is_none();
         if first {
-            let cached_tokens = self.computed;
+            let cached_tokens = cached.unwrap_or(self.computed);
             self.cached_tokens = Some(cached_tokens);
             metrics.prompt_tokens.inc_by(self.job.prompt.len() as u64);
             metrics.prefix_queries.inc_by(self.job.prompt.len() as u64);

@@ -7,12 +7,13 @@
 use super::Engine;
 use super::answer::Voice;
 use super::follow::broken;
-use super::job::{Output, Pooling, Work};
+use super::job::{Output, Pooling, Remote, Work};
 use super::sequence::Sequence;
 use crate::error::ApiError;
+use crate::kv::transfer::{End as HandedOver, First};
 use crate::metrics::Ending;
 use crate::model::PassOutput;
-use crate::sample::{At, Sampler};
+use crate::sample::{At, Sampler, TokenLogprobs};
 use crate::scheduler::Chunk;
 
 /// What a forward pass gave, handed out chunk by chunk in batch order.
@@ -107,6 +108,10 @@ impl Engine {
         match end {
             End::With(ending) => {
                 let held = self.pin(&mut sequence);
+                if let (Remote::HandOver(hand_over), Some(held)) = (&sequence.job.remote, held) {
+                    self.outgoing
+                        .held(hand_over.id, held.ticket, sequence.hands_over());
+                }
                 sequence.done(ending, held, &self.parts.metrics);
                 self.end(sequence, ending);
             }
@@ -137,12 +142,33 @@ impl Engine {
     }
 
     fn pin(&mut self, sequence: &mut Sequence) -> Option<super::job::Held> {
-        let Work::PrefillOnly { hold } = sequence.job.work else {
-            return None;
-        };
+        let hold = sequence.job.hold()?;
         let table = sequence.table.take()?;
         let now = std::time::Instant::now();
         Some(self.pins.pin(table, hold, &mut self.pool, now))
+    }
+}
+
+impl Sequence {
+    /// What the node that decodes goes on from.
+    fn hands_over(&self) -> HandedOver {
+        let token = self.tokens.get(self.job.prompt.len());
+        let told = self
+            .answer
+            .untold()
+            .first()
+            .filter(|_| self.job.logprobs.is_some());
+        let logprobs = told.map(|told| TokenLogprobs {
+            chosen: told.logprob,
+            top: told.top.clone(),
+        });
+        HandedOver {
+            first: token.map(|token| First {
+                token: *token,
+                logprobs,
+            }),
+            cached_tokens: self.usage().cached_tokens,
+        }
     }
 }
 

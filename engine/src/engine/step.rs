@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use super::Engine;
-use super::job::Work;
+use super::job::{Remote, Work};
 use super::sequence::Sequence;
 use crate::error::ApiError;
 use crate::metrics::Ending;
@@ -24,6 +24,7 @@ impl Engine {
         self.drop_gone(started);
         self.expire_pins(started);
         self.poll_disk();
+        self.take_inbound(started);
         let plan = self.schedule();
         if !plan.chunks.is_empty() {
             self.note_changes();
@@ -37,6 +38,7 @@ impl Engine {
                 self.observe_tiers(&plan.work, seconds * 1e3);
             }
         }
+        self.pump_outgoing();
         self.publish();
         #[cfg(test)]
         self.check_integrity();
@@ -64,6 +66,7 @@ impl Engine {
     pub(super) fn expire_pins(&mut self, now: Instant) {
         let expired = self.pins.expire(&mut self.pool, now);
         self.parts.metrics.tickets.expired.inc_by(expired as u64);
+        self.outgoing.expire(&self.pins, now);
     }
 
     fn forward(&mut self, chunks: &[Chunk]) -> Result<(), ApiError> {
@@ -111,6 +114,10 @@ impl Engine {
         if let Some(table) = sequence.table.take() {
             table.release(&mut self.pool);
         }
+        self.let_go(&mut sequence);
+        if let Remote::HandOver(hand_over) = &sequence.job.remote {
+            self.outgoing.request_ended(hand_over.id);
+        }
         self.parts.metrics.finished(ending);
         sequence.log(ending);
     }
@@ -129,6 +136,7 @@ impl Engine {
         metrics.kv_blocks_held.set(self.pool.held() as i64);
         metrics.tickets.blocks.set(self.pins.blocks() as i64);
         metrics.tickets.open.set(self.pins.len() as i64);
+        metrics.transfers.open.set(self.outgoing.len() as i64);
         metrics
             .kv_blocks_published
             .set(self.pool.published() as i64);
@@ -147,6 +155,7 @@ impl Engine {
         let tables = self.running.iter().filter_map(|s| s.table.as_ref());
         let mut held: Vec<_> = tables.flat_map(|table| table.blocks().to_vec()).collect();
         held.extend(self.pins.all_blocks());
+        held.extend(self.waiting.iter().flat_map(|s| s.coming.blocks()));
         held.sort();
         held.dedup();
         assert_eq!(held.len(), self.pool.held(), "blocks held by nobody");

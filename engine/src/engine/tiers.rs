@@ -8,7 +8,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::sequence::{DiskWait, Sequence};
+use cache_index::block::BlockHash;
+
+use super::sequence::DiskWait;
 use super::{BLOCK_TOKENS, Engine, Parts};
 use crate::kv::pool::Stored;
 use crate::kv::store::{Store, Tier, TierChange};
@@ -52,7 +54,7 @@ impl Engine {
     /// When to look at the disk again, if nothing else is to do.
     pub(super) fn next_look(&self) -> Option<Duration> {
         let busy = self.store.as_ref().is_some_and(Store::is_busy);
-        let waited_for = !self.waiting.is_empty();
+        let waited_for = self.waiting.iter().any(|s| !s.waits_for_node());
         (busy || waited_for).then_some(if waited_for { LOOK_WAITING } else { LOOK_IDLE })
     }
 
@@ -93,7 +95,7 @@ impl Engine {
         reads
     }
 
-    fn take_changes(&mut self) {
+    pub(super) fn take_changes(&mut self) {
         let changes = self.pool.take_changes();
         let evicted = self.pool.take_evicted();
         match &mut self.store {
@@ -109,10 +111,11 @@ impl Engine {
     }
 
     /// Copies back what the tiers have of a chain after the blocks in its table.
-    pub(super) fn fetch(&mut self, sequence: &Sequence, table: &mut BlockTable) {
+    /// `tokens` begins with those of the chain.
+    pub(super) fn fetch(&mut self, chain: &[BlockHash], tokens: &[u32], table: &mut BlockTable) {
         let from = table.blocks().len();
         let Some(store) = &mut self.store else { return };
-        let most = from + store.overlap(&sequence.chain[from..]);
+        let most = from + store.overlap(&chain[from..]);
         if most == from {
             return;
         }
@@ -125,7 +128,7 @@ impl Engine {
         self.note_changes();
         let started = Instant::now();
         let mut fetched = 0;
-        while from + fetched < most && self.fetch_next(sequence, table) {
+        while from + fetched < most && self.fetch_next(chain[from + fetched], tokens, table) {
             fetched += 1;
         }
         self.note_changes();
@@ -142,7 +145,7 @@ impl Engine {
     }
 
     /// Copies one block back, behind those in the table; false if that cannot be.
-    fn fetch_next(&mut self, sequence: &Sequence, table: &mut BlockTable) -> bool {
+    fn fetch_next(&mut self, hash: BlockHash, tokens: &[u32], table: &mut BlockTable) -> bool {
         let index = table.blocks().len();
         let end = (index + 1) * BLOCK_TOKENS;
         if table.grow(&mut self.pool, end).is_err() {
@@ -150,7 +153,6 @@ impl Engine {
         }
         // The block that it may have taken from another is copied out before it is written to.
         self.take_changes();
-        let hash = sequence.chain[index];
         let block = table.blocks()[index];
         let Some(store) = &mut self.store else {
             return false;
@@ -158,7 +160,7 @@ impl Engine {
         if !store.copy_back(hash, block, &mut *self.parts.device) {
             return false;
         }
-        table.publish(&mut self.pool, &sequence.tokens[..end]);
+        table.publish(&mut self.pool, &tokens[..end]);
         self.take_changes();
         if let Some(store) = &mut self.store {
             store.taken(hash);

@@ -27,7 +27,7 @@
 mod carry;
 
 pub use carry::KvValue;
-pub(crate) use carry::{export, import, read_body, write_body};
+pub(crate) use carry::{export, import, read_body, take_body, write_body};
 
 /// The version of the layout that this build writes, and the only one it reads.
 pub const VERSION: u16 = 1;

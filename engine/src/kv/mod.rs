@@ -12,3 +12,4 @@ pub mod prefix;
 pub mod storage;
 pub mod store;
 pub mod table;
+pub mod transfer;

@@ -133,6 +133,12 @@ impl<O: Ops, C: Collectives> Llama<O, C> {
         layout::write_body(&mut self.kv, &own, block, from);
     }
 
+    /// Copies a full block in that came from elsewhere.
+    pub(crate) fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool {
+        let own = self.block_layout();
+        layout::take_body(&mut self.kv, &own, block, from)
+    }
+
     /// One checked pass.
     pub(crate) fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) {
         let last = self.config.layers;

@@ -121,6 +121,7 @@ trait Runner: Send {
     ) -> Result<HeadRange, LayoutError>;
     fn read_block(&self, block: BlockId, to: &mut [u8]);
     fn write_block(&mut self, block: BlockId, from: &[u8]);
+    fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool;
     fn scratch_bytes(&self) -> usize;
 }
 
@@ -155,6 +156,10 @@ impl<O: Ops, C: Collectives> Runner for Llama<O, C> {
 
     fn write_block(&mut self, block: BlockId, from: &[u8]) {
         Llama::write_block(self, block, from);
+    }
+
+    fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool {
+        Llama::take_block(self, block, from)
     }
 
     fn scratch_bytes(&self) -> usize {
@@ -233,6 +238,13 @@ impl Model {
     pub fn write_block(&mut self, block: BlockId, from: &[u8]) {
         self.assert_block(block);
         self.runner.write_block(block, from);
+    }
+
+    /// Copies a body in that another node's model of the same layout gave. False, and zeros, if a value
+    /// in it is not finite: no pool has such values, and attention could not mask them.
+    pub fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool {
+        self.assert_block(block);
+        self.runner.take_block(block, from)
     }
 
     fn assert_block(&self, block: BlockId) {

@@ -13,6 +13,7 @@ pub mod prepare;
 mod sampling;
 mod source;
 mod tools;
+mod transfer;
 mod unsupported;
 
 use std::time::Duration;
@@ -29,8 +30,8 @@ pub use other::{
     embedding, release, tokenization,
 };
 pub use sampling::LOGIT_BIAS_MAX;
-use source::token_demanded;
 pub use tools::{Parallel, TOOLS_MAX, Tool, ToolChoice, Tools};
+pub use transfer::{Task, TransferFrom, TransferTo};
 
 /// Characters of a cache salt, as vLLM has it.
 pub const CACHE_SALT_CHARS_MAX: usize = 128;
@@ -91,15 +92,6 @@ pub struct OutputMax {
     pub tokens: usize,
     /// The field that set it, for errors.
     pub field: &'static str,
-}
-
-/// What is done with the prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Task {
-    /// An answer.
-    Answer,
-    /// Its KV alone, kept under a ticket for a node that decodes.
-    Prefill,
 }
 
 /// A checked request.
@@ -198,7 +190,12 @@ fn generation(
 ) -> Result<Generation, ApiError> {
     check_model(fields, rules)?;
     unsupported::check(fields)?;
-    let output_max = ending::output_max(fields, dialect)?;
+    let task = transfer::task(fields, rules)?;
+    // A prompt that is computed for another node is as long as it is; the other node ends the answer.
+    let output_max = match task {
+        Task::HandOver(_) => None,
+        Task::Answer | Task::Prefill | Task::TakeOver(_) => ending::output_max(fields, dialect)?,
+    };
     let request = Generation {
         dialect,
         source: source::source(fields, dialect, rules)?,
@@ -223,7 +220,7 @@ fn generation(
         cache_salt: cache_salt(fields)?,
         priority: priority(fields)?,
         timeout: ending::timeout(fields)?,
-        task: task(fields, rules)?,
+        task,
     };
     check_together(&request)?;
     Ok(request)
@@ -245,12 +242,12 @@ fn check_together(request: &Generation) -> Result<(), ApiError> {
                        leave it out.";
         return refused("min_tokens", message);
     }
-    if request.task == Task::Prefill {
+    if matches!(request.task, Task::Prefill | Task::HandOver(_)) {
         if request.delivery != Delivery::Whole {
             let message = "`stream` must be false when only the prompt is computed.";
             return refused("stream", message);
         }
-        if request.choices > 1 {
+        if request.choices > 1 && request.task == Task::Prefill {
             return refused("n", "`n` must be 1 when only the prompt is computed.");
         }
     }
@@ -313,35 +310,6 @@ fn priority(fields: &Fields<'_>) -> Result<i32, ApiError> {
         let message = format!("`priority` must be {least} to {}.", i32::MAX);
         ApiError::field("priority", message)
     })
-}
-
-/// Reads `kv_transfer_params`, in which a router says which half of the work is wanted. Only a
-/// caller with the node token may: whoever holds blocks keeps others waiting.
-fn task(fields: &Fields<'_>, rules: &Rules<'_>) -> Result<Task, ApiError> {
-    const NAME: &str = "kv_transfer_params";
-    let Some(params) = fields.object(NAME)? else {
-        return Ok(Task::Answer);
-    };
-    if rules.caller != Caller::TokenHolder {
-        return Err(token_demanded(NAME, "`kv_transfer_params`", "Leave it out"));
-    }
-    let params = Fields(params);
-    let flag = |name| {
-        let flag = params
-            .flag(name)
-            .map_err(|error| fields::under(NAME, error))?;
-        Ok::<_, ApiError>(flag.unwrap_or(false))
-    };
-    match (flag("do_remote_decode")?, flag("do_remote_prefill")?) {
-        (true, false) => Ok(Task::Prefill),
-        (false, false) => Ok(Task::Answer),
-        (_, true) => {
-            let message = "`kv_transfer_params.do_remote_prefill` is not supported by this engine \
-                           yet: it computes its prompts itself. Leave it out.";
-            let error = ApiError::new(Kind::Invalid, "unsupported_parameter", message);
-            Err(error.with_param("kv_transfer_params.do_remote_prefill"))
-        }
-    }
 }
 
 #[cfg(test)]

@@ -15,9 +15,10 @@ use prompt::{ChatInput, PromptBuilder, PromptError, SegmentCache};
 
 use super::constraint::{Constraints, Formats};
 use super::{Dialect, Embedding, Generation, Parallel, Source, Task, Tokenization};
-use crate::engine::{Job, KEEP_MAX, Pooling, Work};
+use crate::engine::{HandOver, Job, KEEP_MAX, Pooling, Remote, TakeOver, Work};
 use crate::error::{ApiError, Kind};
 use crate::kv::table::Scope;
+use crate::kv::transfer::auth::prompt_digest;
 
 /// Text and tokens of known segments that are kept for reuse: some hundred long conversations.
 const SEGMENT_CACHE_BYTES_MAX: usize = 32 << 20;
@@ -157,9 +158,14 @@ impl Served {
         let prompt = self.tokens(&request.source, arrival.unix_seconds)?;
         let output_max = self.output_max(&request, prompt.len())?;
         let reading = self.reading(&request, &prompt);
-        let compiled = self
-            .constraints
-            .compile(&request, &self.formats, &reading)?;
+        let compiled = match request.task {
+            // The node that goes on keeps the form.
+            Task::Prefill | Task::HandOver(_) => None,
+            Task::Answer | Task::TakeOver(_) => {
+                let constraints = &self.constraints;
+                constraints.compile(&request, &self.formats, &reading)?
+            }
+        };
         if let Some(compiled) = &compiled {
             check_budget(compiled.shortest_tokens(), output_max, &request)?;
         }
@@ -169,6 +175,11 @@ impl Served {
             self.echo(&request.source, &prompt)
         } else {
             String::new()
+        };
+        let (work, remote) = halves(&request, &chain.1, &prompt);
+        let (choices, output_max) = match request.task {
+            Task::HandOver(_) => (1, 1),
+            Task::Answer | Task::Prefill | Task::TakeOver(_) => (request.choices, output_max),
         };
         let job = |choice: usize| {
             let (scope, chain) = chain.clone();
@@ -186,14 +197,15 @@ impl Served {
             job.logprobs = request.logprobs;
             job.token_ids = request.token_ids;
             job.show_markers = !reading.is_plain();
-            job.work = match request.task {
-                Task::Answer => Work::Generate,
-                Task::Prefill => Work::PrefillOnly { hold: HOLD },
-            };
+            job.work = work;
+            if choice == 0 {
+                // The others share what it brings.
+                job.remote = remote.clone();
+            }
             job
         };
         Ok(Prepared {
-            jobs: (0..request.choices).map(job).collect(),
+            jobs: (0..choices).map(job).collect(),
             last_block,
             reading,
             echo,
@@ -353,6 +365,41 @@ impl Served {
                 );
                 Err(too_long(asked.field, message))
             }
+        }
+    }
+}
+
+/// What this node does for a request, and what another one has to do with it.
+fn halves(request: &Generation, chain: &[BlockHash], prompt: &[u32]) -> (Work, Remote) {
+    match &request.task {
+        Task::Answer => (Work::Generate, Remote::None),
+        Task::Prefill => (Work::PrefillOnly { hold: HOLD }, Remote::None),
+        Task::HandOver(to) => {
+            let hand_over = HandOver {
+                id: to.id,
+                receiver: Arc::clone(&to.receiver),
+                prompt: prompt_digest(chain, prompt),
+                hold: to.timeout,
+            };
+            // A first token that a form has a say in is chosen by the node that keeps the form.
+            let work = if request.is_constrained() {
+                Work::PrefillOnly { hold: to.timeout }
+            } else {
+                Work::Generate
+            };
+            (work, Remote::HandOver(hand_over))
+        }
+        Task::TakeOver(from) => {
+            let take_over = TakeOver {
+                id: from.id,
+                sender: Arc::clone(&from.sender),
+                endpoints: from.endpoints.clone(),
+                prompt: prompt_digest(chain, prompt),
+                chain: chain.to_vec(),
+                timeout: from.timeout,
+                on_failure: from.on_failure,
+            };
+            (Work::Generate, Remote::TakeOver(Box::new(take_over)))
         }
     }
 }

@@ -12,6 +12,7 @@ mod memory;
 mod signals;
 mod size;
 mod sockets;
+mod transfer;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -39,6 +40,7 @@ use signals::{Signals, exit_with_stdin};
 pub use size::PoolSizeError;
 use size::{Fixed, Given, PoolSize, pool_size};
 use sockets::{Addresses, Sockets, carry_events};
+use transfer::{KvParts, KvSockets};
 
 /// Time for connections to send their last bytes once all requests are done.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -85,6 +87,7 @@ async fn serve(config: Config) -> Result<(), ServeError> {
     };
     let app = App::new(settings, Arc::clone(&metrics));
     let sockets = Sockets::bind(&config).await?;
+    let kv_sockets = KvSockets::bind(&config)?;
     let addresses = sockets.addresses.clone();
     let accepting = tokio::spawn(Arc::clone(&app).accept(sockets.http));
     let options = ModelOptions {
@@ -106,13 +109,21 @@ async fn serve(config: Config) -> Result<(), ServeError> {
     let served = ServedParts {
         model_id: Arc::from(config.model_id.as_str()),
         max_model_len: pool.max_model_len,
-        boot_id,
+        boot_id: boot_id.clone(),
         prompts: Arc::clone(prompts),
         formats: Formats::new(prompts.template_source(), config.formats),
         pooling: config.pooling,
         width: loaded.model.shape().width,
     };
-    let parts = parts(&config, loaded, pool, metrics, events.clone())?;
+    let (orders, to_fetch) = transfer::orders();
+    let kv = KvParts {
+        layout: loaded.model.block_layout(),
+        model: loaded.fingerprint,
+        engine_id: boot_id,
+        orders: to_fetch,
+    };
+    let mut parts = parts(&config, loaded, pool, metrics, events.clone())?;
+    parts.orders = Some(orders);
     let (engine, thread) = engine::start(parts).map_err(|source| ServeError::System {
         what: "cannot start the engine's thread",
         source,
@@ -121,7 +132,8 @@ async fn serve(config: Config) -> Result<(), ServeError> {
         carry_events(&config, sockets.events, sockets.replay, log, &engine);
     }
     let served = Arc::new(Served::new(served));
-    app.loaded(Loaded::new(served, engine.clone()));
+    let (node, _folder) = transfer::start(&config, kv_sockets, kv, &engine)?;
+    app.loaded(Loaded::new(served, engine.clone(), node));
     announce(&config, &addresses, pool);
     let ended = tokio::select! {
         () = signals.next() => Ok(()),
@@ -194,6 +206,7 @@ fn parts(
         kv_blocks: pool.blocks,
         host_blocks: pool.host_blocks,
         disk,
+        orders: None,
         step_tokens: config.step_tokens,
         queue_max: config.queue_max,
         metrics,
@@ -273,6 +286,7 @@ fn announce(config: &Config, addresses: &Addresses, pool: PoolSize) {
         "events": addresses.events,
         "replay": addresses.replay,
         "model": config.model_id,
+        "role": config.role.as_str(),
         "pid": std::process::id(),
         "kv_blocks": pool.blocks,
         "kv_host_blocks": pool.host_blocks,

@@ -18,6 +18,11 @@ impl NodeToken {
         (!token.is_empty()).then(|| Self(blake3::hash(token.as_bytes())))
     }
 
+    /// The key by which nodes prove to each other that they hold the token.
+    pub fn transfer_key(&self) -> [u8; 32] {
+        blake3::derive_key("homing 2026-11 kv transfer", self.0.as_bytes())
+    }
+
     fn matches(&self, presented: &str) -> bool {
         // `blake3::Hash` compares in constant time.
         self.0 == blake3::hash(presented.as_bytes())

@@ -131,10 +131,15 @@ pub(super) async fn answer(
     };
     let begun = begin(loaded, jobs, &watched).await?;
     let prompt_tokens = begun.usage.prompt_tokens;
-    let mut answer = match (plan.task, plan.delivery) {
-        (Task::Prefill, _) => prefill::answer(&shape, begun, &loaded.served.boot_id)?,
-        (Task::Answer, Delivery::Whole) => whole(&shape, begun, &reading, &watched).await?,
-        (Task::Answer, Delivery::Stream(chunks)) => {
+    let mut answer = match (&plan.task, plan.delivery) {
+        (Task::Prefill | Task::HandOver(_), _) => {
+            let named = (loaded.served.boot_id.as_str(), &plan.task);
+            prefill::answer(&shape, begun, &reading, named)?
+        }
+        (Task::Answer | Task::TakeOver(_), Delivery::Whole) => {
+            whole(&shape, begun, &reading, &watched).await?
+        }
+        (Task::Answer | Task::TakeOver(_), Delivery::Stream(chunks)) => {
             let opening = Opening {
                 shape: shape.with_prefix(),
                 chunks,
@@ -174,6 +179,7 @@ async fn check(
         true => parse()?,
         false => aside(parse).await?,
     };
+    loaded.node.role.allows(&generation.task)?;
     generation.timeout = asked.timeout(generation.timeout);
     // More could never be queued, however often a client tried again.
     let most = loaded.engine.queue_max(generation.cache_salt.as_deref());
@@ -186,7 +192,7 @@ async fn check(
     }
     let plan = Plan {
         delivery: generation.delivery,
-        task: generation.task,
+        task: generation.task.clone(),
         token_ids: generation.token_ids,
         logprobs: generation.logprobs.is_some(),
     };

@@ -17,6 +17,7 @@ mod generate;
 mod message;
 mod prefill;
 mod respond;
+pub mod role;
 mod routes;
 mod shape;
 mod stream;
@@ -41,6 +42,7 @@ use crate::request::prepare::Served;
 use auth::NodeToken;
 use body::ReadLimits;
 use client::{Client, ClientIo};
+use role::KvNode;
 use stream::{ClientGone, StreamBody};
 
 /// Bytes of a request's head that are accepted.
@@ -89,17 +91,20 @@ pub struct Loaded {
     pub served: Arc<Served>,
     /// The engine.
     pub engine: Handle,
+    /// What it is to other nodes.
+    node: Arc<KvNode>,
     /// How many grammars may be compiled at a time.
     grammars: Arc<Semaphore>,
 }
 
 impl Loaded {
-    /// A model and its engine.
-    pub fn new(served: Arc<Served>, engine: Handle) -> Self {
+    /// A model, its engine, and what it is to other nodes.
+    pub fn new(served: Arc<Served>, engine: Handle, node: KvNode) -> Self {
         let grammars = Arc::new(Semaphore::new(GRAMMARS_MAX));
         Self {
             served,
             engine,
+            node: Arc::new(node),
             grammars,
         }
     }

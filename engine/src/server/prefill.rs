@@ -11,29 +11,35 @@ use hyper::body::Incoming;
 use serde_json::json;
 
 use super::generate::{Asked, Begun, read};
-use super::message::Message;
+use super::message::{Message, Reader};
 use super::respond::json_answer;
 use super::shape::Shape;
 use super::{Answer, App};
 use crate::engine::Output;
-use crate::error::ApiError;
-use crate::request;
+use crate::error::{ApiError, Kind};
+use crate::request::prepare::Reading;
+use crate::request::{self, Caller, Task};
 
-/// The answer to a request for prefill alone: no text, and where the KV is.
-pub(super) fn answer(shape: &Shape, begun: Begun, boot_id: &str) -> Result<Answer, ApiError> {
+/// The answer to a request for prefill: the first token where it is handed over, and where the KV is.
+pub(super) fn answer(
+    shape: &Shape,
+    begun: Begun,
+    reading: &Reading,
+    (boot_id, task): (&str, &Task),
+) -> Result<Answer, ApiError> {
     let Output::Done {
+        text,
+        tokens,
         ending,
+        stop,
         usage,
         held: Some(held),
-        ..
     } = begun.first
     else {
         return Err(ApiError::internal("a prefill ended without a ticket"));
     };
-    let message = Message {
-        finish: Some(ending.as_str()),
-        ..Message::default()
-    };
+    let mut message = Message::default();
+    message.add(Reader::new(reading).end(text, tokens, (ending, stop)));
     let left = held.deadline.saturating_duration_since(Instant::now());
     let mut value = shape.whole(&[message], &usage);
     value["kv_transfer_params"] = json!({
@@ -42,7 +48,33 @@ pub(super) fn answer(shape: &Shape, begun: Begun, boot_id: &str) -> Result<Answe
         "deadline_ms": u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
         "blocks": held.blocks,
     });
+    if let Task::HandOver(to) = task {
+        value["kv_transfer_params"]["transfer_id"] = json!(to.id.to_string());
+    }
     Ok(json_answer(StatusCode::OK, &value))
+}
+
+/// `GET /v1/kv/info`: who this node is to others that want its blocks, and where.
+pub(super) fn info(app: &App, caller: Caller) -> Result<Answer, ApiError> {
+    if caller != Caller::TokenHolder {
+        let message = "What a node tells of its KV is for callers with the node token. Start the node \
+                       with a token and present it.";
+        return Err(ApiError::new(
+            Kind::Forbidden,
+            "node_token_required",
+            message,
+        ));
+    }
+    let loaded = app.ready()?;
+    let node = &loaded.node;
+    let layout = &node.layout;
+    Ok(json_answer(
+        StatusCode::OK,
+        &json!({
+            "engine_id": loaded.served.boot_id, "role": node.role.as_str(),
+            "endpoints": node.endpoints, "layout": layout,
+        }),
+    ))
 }
 
 /// `POST /v1/kv/release`: whether there was anything to let go.

@@ -26,6 +26,7 @@ enum Route {
     Tokenize,
     Detokenize,
     Release,
+    KvInfo,
     Models,
     Health,
     Metrics,
@@ -87,6 +88,7 @@ async fn dispatch(
     match route {
         Route::Health => unreachable!("answered above"),
         Route::Metrics => Ok(metrics(app)),
+        Route::KvInfo => prefill::info(app, caller).map_err(Refusal::Error),
         Route::Models => models(app).map_err(Refusal::Error),
         Route::Generate(dialect) => {
             let asked = Asked::new(caller, request_id, request.headers())?;
@@ -114,6 +116,7 @@ fn route(method: &Method, path: &str) -> Result<Route, ApiError> {
         "/v1/completions" => (Route::Generate(Dialect::Completions), Method::POST),
         "/v1/embeddings" => (Route::Embeddings, Method::POST),
         "/v1/kv/release" => (Route::Release, Method::POST),
+        "/v1/kv/info" => (Route::KvInfo, Method::GET),
         "/tokenize" => (Route::Tokenize, Method::POST),
         "/detokenize" => (Route::Detokenize, Method::POST),
         "/v1/models" => (Route::Models, Method::GET),

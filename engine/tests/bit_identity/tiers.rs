@@ -46,6 +46,7 @@ impl Node {
             kv_blocks: kv_blocks as u32,
             host_blocks,
             disk,
+            orders: None,
             step_tokens: 24,
             queue_max: 64,
             metrics: Arc::clone(&metrics),

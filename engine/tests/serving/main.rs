@@ -17,3 +17,4 @@ mod other;
 mod process;
 mod tiers;
 mod tools;
+mod transfer;

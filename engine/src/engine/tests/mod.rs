@@ -163,6 +163,11 @@ impl Blocks for Scripted {
             *token = Some(u32::from_le_bytes(*bytes));
         }
     }
+
+    fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool {
+        self.write_block(block, from);
+        true
+    }
 }
 
 fn parts(kv_blocks: u32, gate: Arc<Gate>) -> Parts {
@@ -175,6 +180,7 @@ fn parts(kv_blocks: u32, gate: Arc<Gate>) -> Parts {
         kv_blocks,
         host_blocks: 0,
         disk: None,
+        orders: None,
         step_tokens: 64,
         queue_max: 4096,
         metrics: Arc::new(Metrics::new("m", kv_blocks as usize)),

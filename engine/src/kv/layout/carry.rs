@@ -19,6 +19,9 @@ pub trait KvValue: Copy + Default + Send + Sync {
     /// Reads values back that [`KvValue::copy_out`] wrote.
     fn copy_in(from: &[u8], values: &mut [Self]);
 
+    /// Whether attention can mask it.
+    fn is_finite(self) -> bool;
+
     /// The value at some place of a record's tile; `None` if it is not finite or does not fit.
     fn read(dtype: KvDtype, tile: &[u8], place: usize) -> Option<Self>;
 }
@@ -48,6 +51,11 @@ impl KvValue for u16 {
             .iter_mut()
             .zip(from)
             .for_each(|(value, bytes)| *value = u16::from_le_bytes(*bytes));
+    }
+
+    fn is_finite(self) -> bool {
+        const EXPONENT: u16 = 0x7c00;
+        self & EXPONENT != EXPONENT
     }
 
     fn read(dtype: KvDtype, tile: &[u8], place: usize) -> Option<u16> {
@@ -81,6 +89,10 @@ impl KvValue for f32 {
             .iter_mut()
             .zip(from)
             .for_each(|(value, bytes)| *value = f32::from_le_bytes(*bytes));
+    }
+
+    fn is_finite(self) -> bool {
+        f32::is_finite(self)
     }
 
     fn read(dtype: KvDtype, tile: &[u8], place: usize) -> Option<f32> {
@@ -186,6 +198,27 @@ pub(crate) fn write_body<T: KvValue>(
         let start = shape.tile_start(layer, block, 0);
         T::copy_in(from, &mut kv.values_mut()[start..start + len]);
     }
+}
+
+/// Copies a body in that another node's [`read_body`] gave. False, and zeros, if a value is not finite.
+pub(crate) fn take_body<T: KvValue>(
+    kv: &mut KvStorage<T>,
+    own: &BlockLayout,
+    block: BlockId,
+    from: &[u8],
+) -> bool {
+    write_body(kv, own, block, from);
+    // Looked at where it is now: where it came from may change under the reader.
+    let finite = |layer| {
+        let values = payload(kv, block, layer).iter();
+        // Without a way out in the middle, so that many are looked at at once.
+        values.fold(true, |finite, value| finite & value.is_finite())
+    };
+    let whole = (0..own.layers).all(finite);
+    if !whole {
+        write_body(kv, own, block, &vec![0; own.body_bytes()]);
+    }
+    whole
 }
 
 /// All tiles of one layer of a block: they lie one after the other.

@@ -75,6 +75,9 @@ pub trait Blocks {
     fn read_block(&mut self, block: BlockId, to: &mut [u8]);
     /// Copies a full block in, as it was read.
     fn write_block(&mut self, block: BlockId, from: &[u8]);
+    /// Copies a full block in that came from elsewhere. False, and zeros, if it has values that attention
+    /// could not mask.
+    fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool;
 }
 
 /// What happened to blocks on their way down, since it was last asked for.

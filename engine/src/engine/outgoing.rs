@@ -1,0 +1,547 @@
+//! Which prefilled prompts does this node hand over, and how far is each?
+//!
+//! A handover is known from the moment its request is queued here. The node that decodes may ask for it
+//! before or after that: who comes too early waits, within bounds. It must name the prompt, the scope and
+//! the transfer, and be the node that the request named; then blocks are copied into its window as soon as
+//! a step has computed and published them, as far as there is room, and the rest once there is room again.
+//! The first token follows when the request ends, whose blocks stay pinned under a ticket until the
+//! receiver has everything or the ticket's deadline passes.
+//!
+//! States: computing, held (pinned, the end known), over (remembered for a while, so that a transfer
+//! cannot be used twice). A connection that breaks is none of them: its receiver may come again with the
+//! key that only it has.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+use cache_index::block::{BLOCK_TOKENS, BlockHash};
+
+use super::job::{HandOver, Job, Remote, TicketId};
+use super::pins::{HOLD_MAX, Pins};
+use super::sequence::Sequence;
+use super::{Device, Engine};
+use crate::kv::table::{BlockTable, Scope};
+use crate::kv::transfer::sender::Sender;
+use crate::kv::transfer::{End, Reason, TransferError, TransferId};
+use crate::metrics::Metrics;
+
+/// Blocks copied into windows within a step: 512 tokens. The default model copies them in 3 ms.
+const COPIED_MAX: usize = 32;
+/// How often a receiver hears that its prompt is still being computed.
+const ALIVE_EVERY: Duration = Duration::from_millis(500);
+/// Receivers that may wait for their prefill.
+const PARKED_MAX: usize = 256;
+/// Transfers that are remembered once they are over, for as long as a ticket could have lived.
+const PAST_MAX: usize = 65_536;
+/// How long what was fetched from the cache stays pinned.
+const CACHED_HOLD: Duration = Duration::from_secs(30);
+
+/// What a receiver asks for.
+#[derive(Debug)]
+pub enum Asked {
+    /// A prompt that is prefilled for it.
+    HandOver {
+        /// Its name.
+        id: TransferId,
+        /// From an earlier connection.
+        key: Option<[u8; 16]>,
+        /// Of all tokens, see [`prompt_digest`](crate::kv::transfer::auth::prompt_digest).
+        prompt: [u8; 16],
+        /// Full blocks of the prompt.
+        blocks: u32,
+        /// Whose cache.
+        salt: Option<Arc<str>>,
+    },
+    /// What is cached of a prompt.
+    Cached {
+        /// Whose cache.
+        scope: Scope,
+        /// The hashes of the prompt's full blocks.
+        chain: Vec<BlockHash>,
+        /// Its tokens.
+        tokens: Vec<u32>,
+    },
+}
+
+/// A receiver that has been greeted.
+#[derive(Debug)]
+pub struct AttachRequest {
+    /// What it asks for.
+    pub asked: Asked,
+    /// Runs of blocks that it lacks: from, up to and without.
+    pub missing: Vec<(u32, u32)>,
+    /// Its engine id.
+    pub receiver: String,
+    /// How long it waits for the prefill.
+    pub until: Instant,
+    /// The way to it.
+    pub sender: Arc<Sender>,
+}
+
+/// What a receiver is granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// The transfer.
+    pub id: TransferId,
+    /// Opens further connections.
+    pub key: [u8; 16],
+    /// Blocks that there will be.
+    pub blocks: u32,
+}
+
+pub(super) type Answer = SyncSender<Result<Accepted, TransferError>>;
+
+/// All handovers of this node.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    open: HashMap<TransferId, Out>,
+    parked: Vec<(AttachRequest, Answer)>,
+    past: VecDeque<(TransferId, Instant)>,
+    past_ids: HashSet<TransferId>,
+    /// There is more to copy, and room for it.
+    pub(super) is_behind: bool,
+}
+
+#[derive(Debug)]
+struct Out {
+    salt: Option<Arc<str>>,
+    prompt: [u8; 16],
+    blocks: u32,
+    receiver: Arc<str>,
+    stage: Stage,
+    /// Set by the first receiver that comes.
+    key: Option<[u8; 16]>,
+    link: Option<Link>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The request with this number of arrival runs or waits.
+    Computing(u64),
+    /// It has ended; its blocks are pinned.
+    Held(TicketId, End),
+}
+
+/// A receiver that is connected.
+#[derive(Debug)]
+struct Link {
+    sender: Arc<Sender>,
+    /// Blocks to send, in order.
+    missing: VecDeque<(u32, u32)>,
+    ended: bool,
+    last_said: Instant,
+}
+
+impl Link {
+    fn next(&self) -> Option<u32> {
+        self.missing.front().map(|(from, _)| *from)
+    }
+
+    fn sent(&mut self) {
+        if let Some((from, until)) = self.missing.front_mut() {
+            *from += 1;
+            if from == until {
+                self.missing.pop_front();
+            }
+        }
+    }
+}
+
+fn refused(reason: Reason, message: impl Into<String>) -> TransferError {
+    TransferError::refused(reason, message)
+}
+
+impl Outgoing {
+    /// Takes note of a request that will be handed over. False if its name was used before.
+    pub(super) fn open(&mut self, job: &Job, hand_over: &HandOver, arrival: u64) -> bool {
+        if self.past_ids.contains(&hand_over.id) || self.open.contains_key(&hand_over.id) {
+            return false;
+        }
+        let out = Out {
+            salt: job.scope.salt.clone(),
+            prompt: hand_over.prompt,
+            blocks: u32::try_from(job.prompt.len() / BLOCK_TOKENS).unwrap_or(u32::MAX),
+            receiver: Arc::clone(&hand_over.receiver),
+            stage: Stage::Computing(arrival),
+            key: None,
+            link: None,
+        };
+        self.open.insert(hand_over.id, out);
+        let mine = |request: &AttachRequest| matches!(request.asked, Asked::HandOver { id, .. } if id == hand_over.id);
+        let waiting: Vec<_> = self
+            .parked
+            .extract_if(.., |(request, _)| mine(request))
+            .collect();
+        for (request, answer) in waiting {
+            self.attach(request, answer);
+        }
+        true
+    }
+
+    /// Connects a receiver to its handover, or lets it wait for one.
+    pub(super) fn attach(&mut self, request: AttachRequest, answer: Answer) {
+        let Asked::HandOver { id, .. } = request.asked else {
+            return;
+        };
+        if self.open.contains_key(&id) {
+            // Whoever asked may be gone.
+            let _ = answer.try_send(self.connect(id, request));
+        } else if self.past_ids.contains(&id) {
+            let message = "this transfer is over; it can be used once";
+            let _ = answer.try_send(Err(refused(Reason::Used, message)));
+        } else if self.parked.len() >= PARKED_MAX {
+            let message = "too many nodes wait for prefills here";
+            let _ = answer.try_send(Err(refused(Reason::Busy, message)));
+        } else {
+            self.parked.push((request, answer));
+        }
+    }
+
+    fn connect(
+        &mut self,
+        id: TransferId,
+        request: AttachRequest,
+    ) -> Result<Accepted, TransferError> {
+        let unknown = || refused(Reason::Unknown, "no such transfer");
+        let out = self.open.get_mut(&id).ok_or_else(unknown)?;
+        let AttachRequest {
+            asked,
+            missing,
+            receiver,
+            sender,
+            ..
+        } = request;
+        let Asked::HandOver {
+            key,
+            prompt,
+            blocks,
+            salt,
+            ..
+        } = asked
+        else {
+            return Err(unknown());
+        };
+        if *receiver != *out.receiver {
+            let message = format!("this transfer is for {}, not for {receiver}", out.receiver);
+            return Err(refused(Reason::WrongNode, message));
+        }
+        if salt != out.salt {
+            return Err(refused(
+                Reason::Scope,
+                "this transfer belongs to another cache scope",
+            ));
+        }
+        if prompt != out.prompt || blocks != out.blocks {
+            let message =
+                "the two nodes were given different prompts, or count their tokens differently";
+            return Err(refused(Reason::Prompt, message));
+        }
+        if out.key.is_some() && key != out.key {
+            return Err(refused(Reason::Used, "this transfer has been taken"));
+        }
+        let key = *out.key.get_or_insert_with(rand::random);
+        out.link(sender, missing)?;
+        Ok(Accepted { id, key, blocks })
+    }
+
+    /// Lets receivers wait no longer for a prefill that was refused.
+    pub(super) fn abandon(&mut self, abandoned: TransferId) {
+        let mine = |request: &AttachRequest| matches!(request.asked, Asked::HandOver { id, .. } if id == abandoned);
+        for (_, answer) in self.parked.extract_if(.., |(request, _)| mine(request)) {
+            let message = "the request to prefill was refused";
+            let _ = answer.try_send(Err(refused(Reason::GivenUp, message)));
+        }
+    }
+
+    /// Holds cached blocks for a receiver, under a ticket.
+    pub(super) fn open_cached(
+        &mut self,
+        ticket: TicketId,
+        blocks: u32,
+        request: AttachRequest,
+    ) -> Result<Accepted, TransferError> {
+        let id = TransferId(rand::random());
+        let key = rand::random();
+        let mut out = Out {
+            salt: None,
+            prompt: [0; 16],
+            blocks,
+            receiver: Arc::from(&*request.receiver),
+            stage: Stage::Held(ticket, End::default()),
+            key: Some(key),
+            link: None,
+        };
+        let missing = request
+            .missing
+            .iter()
+            .map(|(from, until)| (*from, (*until).min(blocks)));
+        let missing = missing.filter(|(from, until)| from < until).collect();
+        out.link(request.sender, missing)?;
+        self.open.insert(id, out);
+        Ok(Accepted { id, key, blocks })
+    }
+
+    /// The request ended well, and its blocks are pinned.
+    pub(super) fn held(&mut self, id: TransferId, ticket: TicketId, end: End) {
+        if let Some(out) = self.open.get_mut(&id) {
+            out.stage = Stage::Held(ticket, end);
+        }
+    }
+
+    /// The request is gone. If its blocks are not pinned, nothing comes of the handover.
+    pub(super) fn request_ended(&mut self, id: TransferId) {
+        let computing = |out: &Out| matches!(out.stage, Stage::Computing(_));
+        if self.open.get(&id).is_some_and(computing) {
+            self.close(id, Some("the prefill did not end well"));
+        }
+    }
+
+    /// The receiver has everything: its ticket, to be released.
+    pub(super) fn received(&mut self, id: TransferId) -> Option<TicketId> {
+        let ticket = match self.open.get(&id)? {
+            Out {
+                stage: Stage::Held(ticket, _),
+                link: Some(link),
+                ..
+            } if link.ended => *ticket,
+            _ => return None,
+        };
+        self.close(id, None);
+        Some(ticket)
+    }
+
+    /// A connection is gone; its receiver may come again.
+    pub(super) fn lost(&mut self, id: TransferId, sender: &Arc<Sender>) {
+        if let Some(out) = self.open.get_mut(&id)
+            && out
+                .link
+                .as_ref()
+                .is_some_and(|link| Arc::ptr_eq(&link.sender, sender))
+        {
+            out.link = None;
+        }
+    }
+
+    fn close(&mut self, id: TransferId, why: Option<&str>) {
+        let Some(out) = self.open.remove(&id) else {
+            return;
+        };
+        match (out.link, why) {
+            (Some(link), Some(why)) => link.sender.refuse(Reason::GivenUp, why),
+            (Some(_), None) | (None, _) => {}
+        }
+        self.past.push_back((id, Instant::now()));
+        self.past_ids.insert(id);
+        if self.past.len() > PAST_MAX {
+            self.forget_oldest();
+        }
+    }
+
+    /// Ends what is past its time.
+    pub(super) fn expire(&mut self, pins: &Pins, now: Instant) {
+        for (_, answer) in self
+            .parked
+            .extract_if(.., |(request, _)| request.until <= now)
+        {
+            let message = "no prefill named this transfer in time";
+            let _ = answer.try_send(Err(refused(Reason::Unknown, message)));
+        }
+        let gone = |out: &Out| matches!(out.stage, Stage::Held(ticket, _) if !pins.has(ticket));
+        let over: Vec<_> = self
+            .open
+            .iter()
+            .filter(|(_, out)| gone(out))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in over {
+            self.close(
+                id,
+                Some("the blocks were let go: their deadline passed, or others needed room"),
+            );
+        }
+        while self
+            .past
+            .front()
+            .is_some_and(|(_, at)| now.duration_since(*at) > 2 * HOLD_MAX)
+        {
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some((id, _)) = self.past.pop_front() {
+            self.past_ids.remove(&id);
+        }
+    }
+
+    /// When the next receiver has waited long enough.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.parked.iter().map(|(request, _)| request.until).min()
+    }
+
+    /// Handovers that are open.
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Copies what has been computed into the windows, as far as they have room.
+    pub(super) fn pump(
+        &mut self,
+        running: &[Sequence],
+        pins: &Pins,
+        device: &mut dyn Device,
+        metrics: &Metrics,
+    ) {
+        self.is_behind = false;
+        let mut copied = 0;
+        for out in self.open.values_mut() {
+            let table = match out.stage {
+                Stage::Computing(arrival) => {
+                    let computing = running.iter().find(|s| s.arrival == arrival);
+                    computing.and_then(|s| s.table.as_ref())
+                }
+                Stage::Held(ticket, _) => pins.table(ticket),
+            };
+            self.is_behind |= out.pump(table, device, &mut copied, metrics);
+        }
+    }
+}
+
+impl Out {
+    fn link(&mut self, sender: Arc<Sender>, missing: Vec<(u32, u32)>) -> Result<(), TransferError> {
+        let mut last = 0;
+        for (from, until) in &missing {
+            if *from < last || from >= until || *until > self.blocks {
+                return Err(refused(
+                    Reason::Malformed,
+                    "blocks that the prompt does not have",
+                ));
+            }
+            last = *until;
+        }
+        let link = Link {
+            sender,
+            missing: missing.into(),
+            ended: false,
+            last_said: Instant::now(),
+        };
+        if let Some(before) = self.link.replace(link) {
+            before.sender.close();
+        }
+        Ok(())
+    }
+
+    /// Copies what it can; true if there is more that could be copied at once.
+    fn pump(
+        &mut self,
+        table: Option<&BlockTable>,
+        device: &mut dyn Device,
+        copied: &mut usize,
+        metrics: &Metrics,
+    ) -> bool {
+        let Some(link) = &mut self.link else {
+            return false;
+        };
+        let published = table.map_or(0, |table| table.hashes().len());
+        let blocks = table.map_or(&[][..], BlockTable::blocks);
+        let bytes = device.block_bytes() as u64;
+        while let Some(next) = link.next().filter(|next| (*next as usize) < published) {
+            if *copied >= COPIED_MAX {
+                return true;
+            }
+            let block = blocks[next as usize];
+            if !link
+                .sender
+                .put(next, &mut |to| device.read_block(block, to))
+            {
+                break;
+            }
+            link.sent();
+            *copied += 1;
+            link.last_said = Instant::now();
+            metrics
+                .transfers
+                .bytes_sent(link.sender.medium())
+                .inc_by(bytes);
+        }
+        if let (Stage::Held(_, end), None, false) = (&self.stage, link.next(), link.ended) {
+            link.sender.end(end);
+            link.ended = true;
+        } else if !link.ended && link.last_said.elapsed() >= ALIVE_EVERY {
+            link.sender.alive();
+            link.last_said = Instant::now();
+        }
+        false
+    }
+}
+
+impl Engine {
+    /// Takes a receiver in.
+    pub(super) fn take_receiver(&mut self, request: AttachRequest, answer: Answer) {
+        if let Asked::HandOver { .. } = request.asked {
+            self.outgoing.attach(request, answer);
+            return;
+        }
+        let accepted = self.hold_cached(request);
+        // Whoever asked may be gone.
+        let _ = answer.try_send(accepted);
+    }
+
+    /// Pins what pool and host memory hold of a prompt.
+    fn hold_cached(&mut self, request: AttachRequest) -> Result<Accepted, TransferError> {
+        let Asked::Cached {
+            scope,
+            chain,
+            tokens,
+        } = &request.asked
+        else {
+            return Err(refused(Reason::Malformed, "no prompt"));
+        };
+        let held = self.pool.overlap(chain).blocks;
+        if !self.pins.may_pin(held, 0, &self.pool) {
+            return Err(refused(
+                Reason::Busy,
+                "too many blocks wait to be fetched here",
+            ));
+        }
+        let mut table = BlockTable::claim(&mut self.pool, scope.clone(), chain);
+        self.fetch(chain, tokens, &mut table);
+        let blocks = u32::try_from(table.hashes().len()).unwrap_or(u32::MAX);
+        let now = Instant::now();
+        let held = self.pins.pin(table, CACHED_HOLD, &mut self.pool, now);
+        let accepted = self.outgoing.open_cached(held.ticket, blocks, request);
+        if accepted.is_err() {
+            self.pins.release(held.ticket, &mut self.pool);
+        }
+        accepted
+    }
+
+    /// Opens the handover that a request wants; false if its name was used before.
+    pub(super) fn opens_hand_over(&mut self, sequence: &Sequence) -> bool {
+        match &sequence.job.remote {
+            Remote::HandOver(hand_over) => {
+                self.outgoing
+                    .open(&sequence.job, hand_over, sequence.arrival)
+            }
+            Remote::None | Remote::TakeOver(_) => true,
+        }
+    }
+
+    pub(super) fn receiver_has_all(&mut self, id: TransferId) {
+        if let Some(ticket) = self.outgoing.received(id) {
+            self.pins.release(ticket, &mut self.pool);
+            self.parts.metrics.transfers.sent.inc();
+        }
+    }
+
+    pub(super) fn pump_outgoing(&mut self) {
+        self.outgoing.pump(
+            &self.running,
+            &self.pins,
+            &mut *self.parts.device,
+            &self.parts.metrics,
+        );
+    }
+}

@@ -1,0 +1,171 @@
+//! Blocks through memory that two nodes of one host map.
+//!
+//! The receiver makes the memory, a file without a name that can neither shrink nor grow, and passes it
+//! over the Unix socket. Its places belong to the sender at first; a frame says which block lies in which
+//! place, and one back says that a place is free again. So a block is copied twice: out of the one pool,
+//! into the other.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::wire::{Head, PLACED, Reader, Writer};
+use super::{Inlet, Medium, Payload, TransferError, Window, window_places};
+use crate::sys::shared::{SharedMemory, receive_file, send_file};
+
+/// The receiver's end.
+#[derive(Debug)]
+pub struct Region {
+    memory: Arc<SharedMemory>,
+    body_bytes: usize,
+    places: u32,
+    /// Places that are free again; there is room for all.
+    freed: SyncSender<u32>,
+    /// Which places hold a block that has not been given back.
+    held: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Region {
+    /// Memory for blocks of this size. Places that are free again are told to `freed`, which must have
+    /// room for [`window_places`] of them.
+    pub fn new(body_bytes: usize, freed: SyncSender<u32>) -> io::Result<Self> {
+        let places = window_places(body_bytes);
+        Ok(Self {
+            memory: Arc::new(SharedMemory::create(places * body_bytes)?),
+            body_bytes,
+            places: places as u32,
+            freed,
+            held: Arc::new(Mutex::new(vec![false; places])),
+        })
+    }
+
+    /// How many places there are.
+    pub fn places(&self) -> u32 {
+        self.places
+    }
+
+    /// Gives the memory to the node at the other end.
+    pub fn pass(&self, over: &UnixStream) -> io::Result<()> {
+        send_file(over, self.memory.file())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing under these locks can panic half-way.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A block in shared memory.
+#[derive(Debug)]
+struct Placed {
+    memory: Arc<SharedMemory>,
+    at: usize,
+    bytes: usize,
+    place: u32,
+    freed: SyncSender<u32>,
+    held: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Payload for Placed {
+    fn bytes(&self) -> &[u8] {
+        self.memory.read(self.at, self.bytes)
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        lock(&self.held)[self.place as usize] = false;
+        // There is room for all places; whoever listened may be gone.
+        let _ = self.freed.try_send(self.place);
+    }
+}
+
+impl Inlet for Region {
+    fn receive(
+        &self,
+        head: Head,
+        from: &mut Reader,
+        _wanted: &dyn Fn() -> bool,
+    ) -> Result<(u32, Box<dyn Payload>), TransferError> {
+        if head.kind != PLACED {
+            return Err(TransferError::Malformed("a block that came another way"));
+        }
+        let (mut block, mut place) = ([0; 4], [0; 4]);
+        from.body_into(head, &mut [&mut block, &mut place])?;
+        let place = u32::from_le_bytes(place);
+        let mut held = lock(&self.held);
+        match held.get_mut(place as usize) {
+            Some(held) if !*held => *held = true,
+            _ => return Err(TransferError::Malformed("a place that is not the sender's")),
+        }
+        let placed = Placed {
+            memory: Arc::clone(&self.memory),
+            at: place as usize * self.body_bytes,
+            bytes: self.body_bytes,
+            place,
+            freed: self.freed.clone(),
+            held: Arc::clone(&self.held),
+        };
+        Ok((u32::from_le_bytes(block), Box::new(placed)))
+    }
+}
+
+/// The sender's end.
+#[derive(Debug)]
+pub struct Places {
+    memory: SharedMemory,
+    body_bytes: usize,
+    /// Which are free, and which the receiver has.
+    state: Mutex<(Vec<u32>, Vec<bool>)>,
+}
+
+impl Places {
+    /// Takes the memory that comes over the socket: so many places for blocks of this size.
+    pub fn receive(over: &UnixStream, places: u32, body_bytes: usize) -> io::Result<Self> {
+        let file: OwnedFd = receive_file(over)?;
+        let count = places as usize;
+        if !(1..=window_places(body_bytes)).contains(&count) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(Self {
+            memory: SharedMemory::open(file, count * body_bytes)?,
+            body_bytes,
+            state: Mutex::new(((0..places).rev().collect(), vec![false; count])),
+        })
+    }
+}
+
+impl Window for Places {
+    fn medium(&self) -> Medium {
+        Medium::Shared
+    }
+
+    fn take(&self) -> Option<u32> {
+        lock(&self.state).0.pop()
+    }
+
+    fn fill(&self, place: u32, fill: &mut dyn FnMut(&mut [u8])) {
+        let at = place as usize * self.body_bytes;
+        self.memory.write(at, self.body_bytes, fill);
+    }
+
+    fn send(&self, place: u32, block: u32, to: &mut Writer) -> io::Result<()> {
+        lock(&self.state).1[place as usize] = true;
+        to.write(PLACED, &[&block.to_le_bytes(), &place.to_le_bytes()])
+    }
+
+    fn give_back(&self, place: u32) -> bool {
+        let mut state = lock(&self.state);
+        let (free, sent) = &mut *state;
+        match sent.get_mut(place as usize) {
+            Some(sent) if *sent => {
+                *sent = false;
+                free.push(place);
+                true
+            }
+            _ => false,
+        }
+    }
+}
