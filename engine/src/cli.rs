@@ -3,6 +3,8 @@
 //! Flags are their own type, checked once and converted into [`Config`], so that nothing past this
 //! file sees an unchecked value.
 
+mod error;
+
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,6 +18,7 @@ use crate::model::OpsKind;
 use crate::request::constraint::FormatChoice;
 use crate::server::auth::NodeToken;
 use crate::server::role::Role;
+pub use error::ConfigError;
 
 /// Where the node token is read from when no file is named.
 const TOKEN_ENV: &str = "HOMING_NODE_TOKEN";
@@ -258,47 +261,6 @@ pub enum Task {
     Serve(Box<Config>),
     /// Overwrite the blocks of a scope in a folder.
     Wipe(PathBuf, Scope),
-}
-
-/// A flag with a value that cannot work.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The value is outside its range.
-    #[error("--{flag} is {found}; it must be {allowed}")]
-    Value {
-        /// The flag.
-        flag: &'static str,
-        /// What was given.
-        found: String,
-        /// What would do.
-        allowed: String,
-    },
-    /// The token file cannot be read.
-    #[error("cannot read the node token from {path}: {source}")]
-    TokenFile {
-        /// The path as it was given.
-        path: PathBuf,
-        /// What the operating system said.
-        source: std::io::Error,
-    },
-    /// A role that needs a token, and none.
-    #[error(
-        "--role {role} works together with other nodes, which must know each other by a node token: give \
-         --node-token-file, or set {TOKEN_ENV}"
-    )]
-    RoleToken {
-        /// The role.
-        role: &'static str,
-    },
-    /// No token where one is demanded.
-    #[error(
-        "--listen {listen} reaches beyond this machine, so callers must present a node token: \
-         give --node-token-file, set {TOKEN_ENV}, or listen at 127.0.0.1"
-    )]
-    TokenDemanded {
-        /// The address.
-        listen: SocketAddr,
-    },
 }
 
 impl Cli {

@@ -9,14 +9,16 @@
 //! States of a waiting request: open (nothing asked for yet), coming, here, and over: from then on it is a
 //! request like any other, and computes what is missing.
 
+mod coming;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cache_index::block::{BLOCK_TOKENS, creditable_blocks};
 
 use super::answer::Voice;
-use super::job::{OnFailure, Remote, TakeOver};
+use super::job::OnFailure;
 use super::sequence::Sequence;
 use super::{Ending, Engine};
 use crate::error::{ApiError, Kind};
@@ -25,6 +27,8 @@ use crate::kv::transfer::client::{Control, Order, Wanted};
 use crate::kv::transfer::{End, First, Payload, Reason, TransferError};
 use crate::sample::Picked;
 use crate::scheduler::join::may_join;
+pub(super) use coming::Coming;
+use coming::{Receiving, Taken};
 
 /// Blocks copied into the pool within a step while others decode: 512 tokens. The default model copies
 /// them in 3 ms.
@@ -63,113 +67,6 @@ impl Inbound {
     pub fn ended(number: u64, ended: Result<End, TransferError>) -> Self {
         let what = What::Ended(ended);
         Self { number, what }
-    }
-}
-
-/// How a request stands with the node that has its prompt.
-#[derive(Debug)]
-pub(super) enum Coming {
-    /// Nothing was asked for.
-    Open,
-    /// Blocks are on their way.
-    Blocks(Box<Receiving>),
-    /// Everything is here.
-    Here(Box<Taken>),
-    /// There is nothing to wait for.
-    Over,
-}
-
-/// Blocks that have come so far.
-#[derive(Debug)]
-pub(super) struct Receiving {
-    table: BlockTable,
-    /// Which blocks of the prompt are here.
-    here: Vec<bool>,
-    control: Arc<Control>,
-    timeout: Duration,
-    deadline: Instant,
-}
-
-/// A prompt that is here.
-#[derive(Debug)]
-pub(super) struct Taken {
-    table: BlockTable,
-    first: Option<First>,
-    cached_tokens: usize,
-}
-
-impl Coming {
-    pub(super) fn new(remote: &Remote) -> Self {
-        match remote {
-            Remote::TakeOver(_) => Self::Open,
-            Remote::None | Remote::HandOver(_) => Self::Over,
-        }
-    }
-
-    fn table(self) -> Option<BlockTable> {
-        match self {
-            Self::Blocks(receiving) => {
-                receiving.control.cancel();
-                Some(receiving.table)
-            }
-            Self::Here(taken) => Some(taken.table),
-            Self::Open | Self::Over => None,
-        }
-    }
-
-    /// Blocks held for it.
-    pub(super) fn blocks(&self) -> &[crate::model::BlockId] {
-        match self {
-            Self::Blocks(receiving) => receiving.table.blocks(),
-            Self::Here(taken) => taken.table.blocks(),
-            Self::Open | Self::Over => &[],
-        }
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        match self {
-            Self::Blocks(receiving) => Some(receiving.deadline),
-            Self::Open | Self::Here(_) | Self::Over => None,
-        }
-    }
-}
-
-impl Receiving {
-    /// Full leading blocks that are here.
-    fn leading(&self) -> usize {
-        self.here.iter().take_while(|here| **here).count()
-    }
-}
-
-impl Sequence {
-    /// Whether it waits for another node.
-    pub(super) fn waits_for_node(&self) -> bool {
-        matches!(self.coming, Coming::Blocks(_))
-    }
-
-    /// Whether it was promised its blocks and has not joined.
-    pub(super) fn is_promised(&self) -> bool {
-        matches!(self.coming, Coming::Blocks(_) | Coming::Here(_))
-    }
-
-    fn take_over(&self) -> Option<&TakeOver> {
-        match &self.job.remote {
-            Remote::TakeOver(take_over) => Some(take_over),
-            Remote::None | Remote::HandOver(_) => None,
-        }
-    }
-
-    /// Whether the answer may begin with a token that another node chose. A form is kept by the node that
-    /// compiled it, and log probabilities that are missing cannot be made up.
-    fn accepts(&self, first: &First) -> bool {
-        let job = &self.job;
-        let told = match (job.logprobs, &first.logprobs) {
-            (None, _) => true,
-            (Some(top), Some(logprobs)) => logprobs.top.len() >= top,
-            (Some(_), None) => false,
-        };
-        let too_early = job.output_min > 0 && job.stop_tokens.contains(&first.token);
-        told && !too_early && job.constraint.is_none()
     }
 }
 
@@ -349,10 +246,13 @@ impl Engine {
             // All of the prompt is behind it, its last full block too.
             sequence.chain = receiving.table.hashes().to_vec();
         }
+        sequence.found = receiving.table.published_tokens();
+        let cached_tokens = end.cached_tokens.min(sequence.job.prompt.len());
         sequence.coming = Coming::Here(Box::new(Taken {
             table: receiving.table,
             first,
-            cached_tokens: end.cached_tokens.min(sequence.job.prompt.len()),
+            // What lay in a cache is cached here as well.
+            cached_tokens: (!cached).then_some(cached_tokens),
         }));
         self.parts.metrics.transfers.received.inc();
     }
@@ -415,13 +315,13 @@ impl Engine {
 
     /// What a request that is about to join was handed. Its blocks are released: the caller has claimed
     /// them.
-    pub(super) fn taken(&mut self, sequence: &mut Sequence) -> Option<(Option<First>, usize)> {
+    pub(super) fn taken(&mut self, sequence: &mut Sequence) -> (Option<First>, Option<usize>) {
         match std::mem::replace(&mut sequence.coming, Coming::Over) {
             Coming::Here(taken) => {
                 taken.table.release(&mut self.pool);
-                Some((taken.first, taken.cached_tokens))
+                (taken.first, taken.cached_tokens)
             }
-            Coming::Open | Coming::Blocks(_) | Coming::Over => None,
+            Coming::Open | Coming::Blocks(_) | Coming::Over => (None, None),
         }
     }
 

@@ -11,6 +11,8 @@
 //! cannot be used twice). A connection that breaks is none of them: its receiver may come again with the
 //! key that only it has.
 
+mod handover;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -26,11 +28,8 @@ use crate::kv::table::{BlockTable, Scope};
 use crate::kv::transfer::sender::Sender;
 use crate::kv::transfer::{End, Reason, TransferError, TransferId};
 use crate::metrics::Metrics;
+use handover::{Out, Stage};
 
-/// Blocks copied into windows within a step: 512 tokens. The default model copies them in 3 ms.
-const COPIED_MAX: usize = 32;
-/// How often a receiver hears that its prompt is still being computed.
-const ALIVE_EVERY: Duration = Duration::from_millis(500);
 /// Receivers that may wait for their prefill.
 const PARKED_MAX: usize = 256;
 /// Transfers that are remembered once they are over, for as long as a ticket could have lived.
@@ -102,51 +101,6 @@ pub(super) struct Outgoing {
     past_ids: HashSet<TransferId>,
     /// There is more to copy, and room for it.
     pub(super) is_behind: bool,
-}
-
-#[derive(Debug)]
-struct Out {
-    salt: Option<Arc<str>>,
-    prompt: [u8; 16],
-    blocks: u32,
-    receiver: Arc<str>,
-    stage: Stage,
-    /// Set by the first receiver that comes.
-    key: Option<[u8; 16]>,
-    link: Option<Link>,
-}
-
-#[derive(Debug)]
-enum Stage {
-    /// The request with this number of arrival runs or waits.
-    Computing(u64),
-    /// It has ended; its blocks are pinned.
-    Held(TicketId, End),
-}
-
-/// A receiver that is connected.
-#[derive(Debug)]
-struct Link {
-    sender: Arc<Sender>,
-    /// Blocks to send, in order.
-    missing: VecDeque<(u32, u32)>,
-    ended: bool,
-    last_said: Instant,
-}
-
-impl Link {
-    fn next(&self) -> Option<u32> {
-        self.missing.front().map(|(from, _)| *from)
-    }
-
-    fn sent(&mut self) {
-        if let Some((from, until)) = self.missing.front_mut() {
-            *from += 1;
-            if from == until {
-                self.missing.pop_front();
-            }
-        }
-    }
 }
 
 fn refused(reason: Reason, message: impl Into<String>) -> TransferError {
@@ -290,10 +244,11 @@ impl Outgoing {
         }
     }
 
-    /// The request is gone. If its blocks are not pinned, nothing comes of the handover.
-    pub(super) fn request_ended(&mut self, id: TransferId) {
-        let computing = |out: &Out| matches!(out.stage, Stage::Computing(_));
-        if self.open.get(&id).is_some_and(computing) {
+    /// The request with this number of arrival is gone. If its blocks are not pinned, nothing comes of the
+    /// handover.
+    pub(super) fn request_ended(&mut self, id: TransferId, arrival: u64) {
+        let out = self.open.get(&id);
+        if out.is_some_and(|out| matches!(out.stage, Stage::Computing(mine) if mine == arrival)) {
             self.close(id, Some("the prefill did not end well"));
         }
     }
@@ -328,9 +283,8 @@ impl Outgoing {
         let Some(out) = self.open.remove(&id) else {
             return;
         };
-        match (out.link, why) {
-            (Some(link), Some(why)) => link.sender.refuse(Reason::GivenUp, why),
-            (Some(_), None) | (None, _) => {}
+        if let (Some(link), Some(why)) = (out.link, why) {
+            link.sender.refuse(Reason::GivenUp, why);
         }
         self.past.push_back((id, Instant::now()));
         self.past_ids.insert(id);
@@ -406,74 +360,6 @@ impl Outgoing {
             };
             self.is_behind |= out.pump(table, device, &mut copied, metrics);
         }
-    }
-}
-
-impl Out {
-    fn link(&mut self, sender: Arc<Sender>, missing: Vec<(u32, u32)>) -> Result<(), TransferError> {
-        let mut last = 0;
-        for (from, until) in &missing {
-            if *from < last || from >= until || *until > self.blocks {
-                return Err(refused(
-                    Reason::Malformed,
-                    "blocks that the prompt does not have",
-                ));
-            }
-            last = *until;
-        }
-        let link = Link {
-            sender,
-            missing: missing.into(),
-            ended: false,
-            last_said: Instant::now(),
-        };
-        if let Some(before) = self.link.replace(link) {
-            before.sender.close();
-        }
-        Ok(())
-    }
-
-    /// Copies what it can; true if there is more that could be copied at once.
-    fn pump(
-        &mut self,
-        table: Option<&BlockTable>,
-        device: &mut dyn Device,
-        copied: &mut usize,
-        metrics: &Metrics,
-    ) -> bool {
-        let Some(link) = &mut self.link else {
-            return false;
-        };
-        let published = table.map_or(0, |table| table.hashes().len());
-        let blocks = table.map_or(&[][..], BlockTable::blocks);
-        let bytes = device.block_bytes() as u64;
-        while let Some(next) = link.next().filter(|next| (*next as usize) < published) {
-            if *copied >= COPIED_MAX {
-                return true;
-            }
-            let block = blocks[next as usize];
-            if !link
-                .sender
-                .put(next, &mut |to| device.read_block(block, to))
-            {
-                break;
-            }
-            link.sent();
-            *copied += 1;
-            link.last_said = Instant::now();
-            metrics
-                .transfers
-                .bytes_sent(link.sender.medium())
-                .inc_by(bytes);
-        }
-        if let (Stage::Held(_, end), None, false) = (&self.stage, link.next(), link.ended) {
-            link.sender.end(end);
-            link.ended = true;
-        } else if !link.ended && link.last_said.elapsed() >= ALIVE_EVERY {
-            link.sender.alive();
-            link.last_said = Instant::now();
-        }
-        false
     }
 }
 

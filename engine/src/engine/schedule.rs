@@ -339,9 +339,9 @@ impl Engine {
         let mut table = BlockTable::claim(&mut self.pool, scope, &sequence.chain);
         table.keep(u64::try_from(sequence.job.keep.as_millis()).unwrap_or(u64::MAX));
         self.fetch(&sequence.chain, &sequence.tokens, &mut table);
-        let (handed, cached) = self.taken(&mut sequence).unzip();
+        let (handed, cached) = self.taken(&mut sequence);
         let first = sequence.join(table, cached, &self.parts.metrics);
-        if let Some(handed) = handed.flatten() {
+        if let Some(handed) = handed {
             match self.begin_with(&mut sequence, handed) {
                 Ok(None) => sequence.flush(&self.parts.metrics),
                 Ok(Some(ending)) => {

@@ -116,7 +116,7 @@ impl Engine {
         }
         self.let_go(&mut sequence);
         if let Remote::HandOver(hand_over) = &sequence.job.remote {
-            self.outgoing.request_ended(hand_over.id);
+            self.outgoing.request_ended(hand_over.id, sequence.arrival);
         }
         self.parts.metrics.finished(ending);
         sequence.log(ending);

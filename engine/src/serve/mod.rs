@@ -70,10 +70,9 @@ async fn serve(config: Config) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
     let file = GgufFile::open(&config.model)?;
     let model = Model::config(file.header())?;
-    let block_bytes = Model::kv_block_bytes(&model, config.ops);
     let pool = pool_size(
         &model,
-        block_bytes,
+        Model::kv_block_bytes(&model, config.ops),
         Given::of(&config),
         Fixed::of(file.header(), &model, config.ops, config.step_tokens),
         memory::available(),
@@ -100,21 +99,12 @@ async fn serve(config: Config) -> Result<(), ServeError> {
         return Ok(());
     };
     let loaded = loaded.unwrap_or(Err(ServeError::LoadPanicked))?;
-    let prompts = &loaded.prompts;
     let boot_id = uuid::Uuid::new_v4().to_string();
     let events = sockets
         .events
         .is_some()
         .then(|| Arc::new(EventLog::new(boot_id.clone(), config.replay_batches)));
-    let served = ServedParts {
-        model_id: Arc::from(config.model_id.as_str()),
-        max_model_len: pool.max_model_len,
-        boot_id: boot_id.clone(),
-        prompts: Arc::clone(prompts),
-        formats: Formats::new(prompts.template_source(), config.formats),
-        pooling: config.pooling,
-        width: loaded.model.shape().width,
-    };
+    let served = served_parts(&config, &loaded, pool, &boot_id);
     let (orders, to_fetch) = transfer::orders();
     let kv = KvParts {
         layout: loaded.model.block_layout(),
@@ -145,6 +135,24 @@ async fn serve(config: Config) -> Result<(), ServeError> {
     }
     accepting.abort();
     ended
+}
+
+fn served_parts(
+    config: &Config,
+    loaded: &LoadedModel,
+    pool: PoolSize,
+    boot_id: &str,
+) -> ServedParts {
+    let prompts = &loaded.prompts;
+    ServedParts {
+        model_id: Arc::from(config.model_id.as_str()),
+        max_model_len: pool.max_model_len,
+        boot_id: boot_id.to_owned(),
+        prompts: Arc::clone(prompts),
+        formats: Formats::new(prompts.template_source(), config.formats),
+        pooling: config.pooling,
+        width: loaded.model.shape().width,
+    }
 }
 
 /// The steps of an orderly end, see the head of this file.

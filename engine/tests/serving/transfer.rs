@@ -3,8 +3,10 @@
 //! blocks that stay pinned, requests that hang or answers that are lost when a node, a client or the
 //! connection goes away in the middle.
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+mod faults;
+mod harm;
+mod refusals;
+
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,7 @@ use crate::common::{Node, Reply, TOKEN, cached, chat_body, content, user};
 const CHAT: &str = "/v1/chat/completions";
 const HELD: &str = "homing:kv_blocks_held";
 const RECEIVED: &str = "homing:kv_transfers_received_total";
+const COMPUTED: &str = "homing:computed_tokens_total";
 const FAILED: &str = "homing:kv_transfers_failed_total";
 
 /// Two nodes that know each other.
@@ -162,12 +165,11 @@ fn asked(messages: Value, fields: Value) -> Value {
     body
 }
 
-/// Would catch a block in the wrong place, a position that was not computed, and a first token that is
-/// counted, told or continued wrongly: numbers in JSON are told to their last bit.
-#[test]
-fn an_answer_does_not_depend_on_where_its_prompt_was_computed() {
-    let pair = Pair::start(&[], &[]);
-    let mixed = Node::start_with(&[], Some(TOKEN));
+/// Prompts of every kind: name, messages, other fields.
+fn every_kind() -> Vec<(&'static str, Value, Value)> {
+    let form = json!({
+        "response_format": {"type": "json_object"}, "max_tokens": 60, "ignore_eos": false,
+    });
     let mut rows = vec![
         ("long", prompt("long", 600), json!({})),
         ("short", user("Hi"), json!({})),
@@ -182,11 +184,7 @@ fn an_answer_does_not_depend_on_where_its_prompt_was_computed() {
             prompt("scoped", 100),
             json!({"cache_salt": "tenant-a"}),
         ),
-        (
-            "a form",
-            prompt("form", 100),
-            json!({"response_format": {"type": "json_object"}, "max_tokens": 60, "ignore_eos": false}),
-        ),
+        ("a form", prompt("form", 100), form),
         (
             "stopped",
             prompt("stopped", 60),
@@ -203,6 +201,16 @@ fn an_answer_does_not_depend_on_where_its_prompt_was_computed() {
         let ids: Vec<u32> = (0..count).map(|at| 1_000 + 7 * at).collect();
         rows.push(("ids", json!([]), json!({"prompt_token_ids": ids})));
     }
+    rows
+}
+
+/// Would catch a block in the wrong place, a position that was not computed, and a first token that is
+/// counted, told or continued wrongly: numbers in JSON are told to their last bit.
+#[test]
+fn an_answer_does_not_depend_on_where_its_prompt_was_computed() {
+    let pair = Pair::start(&[], &[]);
+    let mixed = Node::start_with(&[], Some(TOKEN));
+    let rows = every_kind();
     for way in [Way::Tcp, Way::Shared] {
         for (name, messages, fields) in &rows {
             let mut body = asked(messages.clone(), fields.clone());
@@ -213,7 +221,7 @@ fn an_answer_does_not_depend_on_where_its_prompt_was_computed() {
             let expected = mixed.post(CHAT, &body);
             assert_eq!(expected.status, 200, "{}", expected.text());
             let only = json!({"remote_endpoints": [pair.endpoint(way)], "on_failure": "error"});
-            let before = pair.decode.metric("homing:computed_tokens_total");
+            let before = pair.decode.metric(COMPUTED);
             let (first, second) = pair.both(&body, &only);
             assert_eq!(
                 (first.status, second.status),
@@ -232,7 +240,7 @@ fn an_answer_does_not_depend_on_where_its_prompt_was_computed() {
                     0,
                     "what the prefill had, and it had nothing"
                 );
-                let computed = pair.decode.metric("homing:computed_tokens_total") - before;
+                let computed = pair.decode.metric(COMPUTED) - before;
                 assert!(computed < 30.0, "{computed} tokens were computed again");
             }
         }
@@ -250,10 +258,20 @@ fn a_stream_begins_with_the_token_that_was_handed_over_and_turns_reuse_what_is_h
     for _turn in 0..2 {
         let id = fresh_id();
         let second = pair.second_leg(&id, &body, &json!({"on_failure": "error"}));
-        // This one waits for the other, which comes later.
-        let decode = pair.decode.stream(CHAT, &second);
-        let first = pair.prefill.post(CHAT, &pair.first_leg(&id, &body));
-        assert_eq!(first.status, 200, "{}", first.text());
+        let (decode, first) = thread::scope(|scope| {
+            let decode = scope.spawn(|| pair.decode.stream(CHAT, &second));
+            // It waits for the other half, which comes later.
+            pair.decode
+                .wait_for_metric("vllm:num_requests_waiting", |count| count == 1.0);
+            let first = pair.prefill.post(CHAT, &pair.first_leg(&id, &body));
+            (decode.join().expect("it begins"), first)
+        });
+        assert_eq!(
+            (decode.status, first.status),
+            (200, 200),
+            "{}",
+            first.text()
+        );
         let ids = |chunks: &[Value]| -> Vec<Value> {
             let ids = chunks
                 .iter()
@@ -275,237 +293,6 @@ fn a_stream_begins_with_the_token_that_was_handed_over_and_turns_reuse_what_is_h
         (15.0..30.0).contains(&blocks),
         "{blocks} blocks, each sent once"
     );
-}
-
-/// Who is refused, and that nothing is lost by it: the prompt is computed where it is needed.
-#[test]
-fn a_transfer_is_for_one_node_one_scope_and_one_prompt_and_for_once() {
-    let pair = Pair::start(&[], &[]);
-    let other = Node::start_with(&[], Some(TOKEN));
-    let body = asked(prompt("tickets", 120), json!({"cache_salt": "tenant-a"}));
-    let id = fresh_id();
-    let answer = pair.prefill.post(CHAT, &pair.first_leg(&id, &body));
-    assert_eq!(
-        answer.json()["kv_transfer_params"]["transfer_id"],
-        json!(id)
-    );
-    let fails = json!({"on_failure": "error", "timeout_ms": 300});
-    let refused = |node: &Node, body: &Value| {
-        let (status, code, _) = node.post(CHAT, &pair.second_leg(&id, body, &fails)).error();
-        assert_eq!((status, &*code), (503, "kv_transfer_failed"), "{body}");
-    };
-    let with = |name: &str, value: Value| {
-        let mut body = body.clone();
-        body[name] = value;
-        body
-    };
-    refused(&other, &body);
-    refused(&pair.decode, &with("cache_salt", json!("tenant-b")));
-    refused(&pair.decode, &with("messages", prompt("another", 120)));
-    let forged = pair.second_leg(&fresh_id(), &body, &fails);
-    assert_eq!(
-        pair.decode.post(CHAT, &forged).error().0,
-        503,
-        "nobody prefills that"
-    );
-    let wrong = json!({"remote_engine_id": "somebody else", "on_failure": "error"});
-    let wrong = pair.second_leg(&id, &body, &wrong);
-    assert_eq!(pair.decode.post(CHAT, &wrong).error().0, 503);
-
-    let whole = json!({"on_failure": "error"});
-    let good = pair.decode.post(CHAT, &pair.second_leg(&id, &body, &whole));
-    assert_eq!(good.status, 200, "and it still works: {}", good.text());
-    refused(&pair.decode, &with("cache_salt", json!("tenant-a")));
-    let again = pair.prefill.post(CHAT, &pair.first_leg(&id, &body)).error();
-    let param = Some("kv_transfer_params.transfer_id".to_owned());
-    assert_eq!(again, (400, "invalid_value".into(), param));
-
-    let replayed = pair.second_leg(&id, &body, &json!({"timeout_ms": 300}));
-    let replayed = pair.decode.post(CHAT, &replayed).json();
-    assert_eq!(
-        replayed["choices"],
-        good.json()["choices"],
-        "computed here instead"
-    );
-    assert!(pair.decode.metric(FAILED) >= 5.0);
-    pair.at_rest();
-}
-
-#[test]
-fn a_ticket_that_nobody_fetches_lets_go_and_is_late_from_then_on() {
-    let pair = Pair::start(&[], &[]);
-    let body = asked(prompt("late", 200), json!({}));
-    let id = fresh_id();
-    let mut first = pair.first_leg(&id, &body);
-    first["kv_transfer_params"]["timeout_ms"] = json!(200);
-    assert_eq!(pair.prefill.post(CHAT, &first).status, 200);
-    pair.at_rest();
-    let fails = json!({"on_failure": "error", "timeout_ms": 200});
-    let late = pair.decode.post(CHAT, &pair.second_leg(&id, &body, &fails));
-    assert_eq!(late.error().0, 503);
-    let body = pair.second_leg(&id, &body, &json!({"timeout_ms": 200}));
-    assert_eq!(pair.decode.post(CHAT, &body).status, 200);
-}
-
-/// The node that computes is killed before it is asked, while it computes, and with its blocks pinned.
-#[test]
-fn a_prefill_node_that_dies_costs_time_and_no_answer() {
-    let body = asked(prompt("dies", 1500), json!({}));
-    let expected = Node::start_with(&[], Some(TOKEN)).post(CHAT, &body).json();
-    for way in [Way::Tcp, Way::Shared] {
-        let pair = Pair::start(&["--step-tokens", "64"], &[]);
-        let Pair {
-            prefill, decode, ..
-        } = &pair;
-        let only = json!({"remote_endpoints": [pair.endpoint(way)], "timeout_ms": 20_000});
-        let id = fresh_id();
-        let second = pair.second_leg(&id, &body, &only);
-        let first = pair.first_leg(&id, &body);
-        thread::scope(|scope| {
-            let answer = scope.spawn(|| decode.post(CHAT, &second));
-            scope.spawn(|| {
-                let mut stream = prefill.connect();
-                let text = first.to_string();
-                let head = prefill.head("POST", CHAT, "", text.len());
-                // Its answer never comes.
-                let _ = stream.write_all((head + &text).as_bytes());
-                decode.wait_for_metric("homing:kv_transfer_received_bytes_total", |b| b > 1e6);
-                prefill.signal("-KILL");
-            });
-            let answer = answer.join().expect("it answers");
-            assert_eq!(answer.status, 200, "{}", answer.text());
-            assert_eq!(answer.json()["choices"], expected["choices"], "{way:?}");
-        });
-        assert_eq!(decode.metric(FAILED), 1.0);
-        let computed = decode.metric("homing:computed_tokens_total");
-        assert!(computed < 1_500.0, "what had come was used: {computed}");
-        // And once it is dead: refused at once, not waited for.
-        let other = asked(prompt("dead", 60), json!({}));
-        let since = Instant::now();
-        let answer = decode.post(CHAT, &pair.second_leg(&fresh_id(), &other, &only));
-        assert_eq!(answer.status, 200);
-        assert!(
-            since.elapsed() < Duration::from_secs(15),
-            "{:?}",
-            since.elapsed()
-        );
-        decode.wait_for_metric(HELD, |held| held == 0.0);
-    }
-}
-
-/// A node that is stopped, not dead: its connections stay open and say nothing.
-#[test]
-fn a_transfer_that_stalls_is_given_up_at_its_deadline() {
-    let pair = Pair::start(&["--step-tokens", "64"], &[]);
-    let Pair {
-        prefill, decode, ..
-    } = &pair;
-    let body = asked(prompt("stalls", 1500), json!({}));
-    let id = fresh_id();
-    let second = pair.second_leg(&id, &body, &json!({"timeout_ms": 1_000}));
-    let first = pair.first_leg(&id, &body);
-    thread::scope(|scope| {
-        let prefilled = scope.spawn(|| prefill.post(CHAT, &first));
-        let answer = scope.spawn(|| decode.post(CHAT, &second));
-        decode.wait_for_metric("homing:kv_transfer_received_bytes_total", |b| b > 1e6);
-        prefill.signal("-STOP");
-        let answer = answer.join().expect("it answers");
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        prefill.signal("-CONT");
-        assert_eq!(prefilled.join().expect("it answers").status, 200);
-    });
-    assert_eq!(decode.metric(FAILED), 1.0);
-    decode.wait_for_metric(HELD, |held| held == 0.0);
-    // Nobody fetches it any more: its deadline of 30 s lets go.
-    prefill.wait_for_metric(HELD, |held| held == 0.0);
-}
-
-/// The decode node is killed while blocks come, and another time after its first token.
-#[test]
-fn a_decode_node_that_dies_leaves_nothing_pinned() {
-    let decode_dies = |after_first_token: bool| {
-        let pair = Pair::start(&["--step-tokens", "64"], &[]);
-        let Pair {
-            prefill, decode, ..
-        } = &pair;
-        let fields = json!({"stream": true, "max_tokens": 4000});
-        let body = asked(prompt("receiver", 1500), fields);
-        let id = fresh_id();
-        let mut first = pair.first_leg(&id, &body);
-        first["kv_transfer_params"]["timeout_ms"] = json!(1_000);
-        let second = pair.second_leg(&id, &body, &json!({}));
-        thread::scope(|scope| {
-            let prefilled = scope.spawn(|| prefill.post(CHAT, &first));
-            if after_first_token {
-                let mut events = decode.stream(CHAT, &second);
-                drop(events.next().expect("a first token"));
-                decode.signal("-KILL");
-            } else {
-                let mut stream = decode.connect();
-                let text = second.to_string();
-                let head = decode.head("POST", CHAT, "", text.len());
-                let _ = stream.write_all((head + &text).as_bytes());
-                prefill.wait_for_metric(&Way::Shared.sent(), |bytes| bytes > 1e6);
-                decode.signal("-KILL");
-            }
-            let prefilled = prefilled.join().expect("it answers");
-            assert_eq!(prefilled.status, 200, "{}", prefilled.text());
-        });
-        prefill.wait_for_metric(HELD, |held| held == 0.0);
-        prefill.wait_for_metric("homing:kv_handovers", |open| open == 0.0);
-    };
-    decode_dies(false);
-    decode_dies(true);
-}
-
-/// A client that leaves either leg, at each stage.
-#[test]
-fn clients_that_leave_give_everything_back() {
-    let pair = Pair::start(&["--step-tokens", "64"], &[]);
-    let Pair {
-        prefill, decode, ..
-    } = &pair;
-    let send = |node: &Node, body: &Value| {
-        let mut stream = node.connect();
-        let text = body.to_string();
-        let head = node.head("POST", CHAT, "", text.len());
-        stream
-            .write_all((head + &text).as_bytes())
-            .expect("it reads");
-        stream
-    };
-    let waiting = "vllm:num_requests_waiting";
-    // Before the other leg has come.
-    let body = asked(prompt("leaves", 200), json!({}));
-    let lone = send(decode, &pair.second_leg(&fresh_id(), &body, &json!({})));
-    decode.wait_for_metric(waiting, |count| count == 1.0);
-    drop(lone);
-    decode.wait_for_metric(waiting, |count| count == 0.0);
-    // While blocks come: the prefill goes on to its end, and its ticket to its deadline.
-    let body = asked(prompt("leaves later", 1500), json!({}));
-    let id = fresh_id();
-    let mut first = pair.first_leg(&id, &body);
-    first["kv_transfer_params"]["timeout_ms"] = json!(500);
-    let leaving = send(decode, &pair.second_leg(&id, &body, &json!({})));
-    let computing = send(prefill, &first);
-    decode.wait_for_metric("homing:kv_transfer_received_bytes_total", |b| b > 1e6);
-    drop(leaving);
-    decode.wait_for_metric(HELD, |held| held == 0.0);
-    assert_eq!(Reply::read(computing).status, 200);
-    // The leg that computes: the other one computes what has not come.
-    let body = asked(prompt("leaves the first", 1500), json!({}));
-    let id = fresh_id();
-    let received = decode.metric("homing:kv_transfer_received_bytes_total");
-    let second = pair.second_leg(&id, &body, &json!({}));
-    let computing = send(prefill, &pair.first_leg(&id, &body));
-    let decoding = send(decode, &second);
-    decode.wait_for_metric("homing:kv_transfer_received_bytes_total", |b| {
-        b > received + 1e6
-    });
-    drop(computing);
-    let answer = Reply::read(decoding);
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    pair.at_rest();
 }
 
 /// A session that moves: what the node before has of it is fetched, and the rest computed.
@@ -552,234 +339,4 @@ fn a_moved_session_fetches_what_its_node_has() {
         received
     );
     pair.at_rest();
-}
-
-#[test]
-fn what_cannot_be_served_is_refused_by_name() {
-    let pair = Pair::start(&[], &[]);
-    let refused = |node: &Node, params: Value| {
-        let body = chat_body(json!({"kv_transfer_params": params, "max_tokens": 1}));
-        let (status, code, param) = node.post(CHAT, &body).error();
-        (status, code, param.unwrap_or_default())
-    };
-    let id = fresh_id();
-    let whole = json!({
-        "do_remote_prefill": true, "transfer_id": id, "remote_engine_id": "x",
-        "remote_endpoints": ["tcp://127.0.0.1:1"],
-    });
-    let with = |name: &str, value: Value| {
-        let mut params = whole.clone();
-        params[name] = value;
-        params
-    };
-    let rows = [
-        (with("transfer_id", json!("xyz")), "transfer_id"),
-        (with("transfer_id", Value::Null), "transfer_id"),
-        (with("remote_engine_id", Value::Null), "remote_engine_id"),
-        (with("remote_endpoints", json!([])), "remote_endpoints"),
-        (
-            with("remote_endpoints", json!(["http://a"])),
-            "remote_endpoints[0]",
-        ),
-        (with("on_failure", json!("panic")), "on_failure"),
-        (with("timeout_ms", json!(0)), "timeout_ms"),
-        (with("do_remote_decode", json!(true)), "do_remote_prefill"),
-    ];
-    for (params, field) in rows {
-        let found = refused(&pair.decode, params);
-        assert_eq!(
-            (found.0, found.2),
-            (400, format!("kv_transfer_params.{field}"))
-        );
-    }
-    let (status, code, _) = refused(&pair.prefill, whole.clone());
-    assert_eq!((status, &*code), (400, "wrong_role"));
-    let (status, code, _) = refused(&pair.decode, json!({"do_remote_decode": true}));
-    assert_eq!((status, &*code), (400, "wrong_role"));
-    let anonymous = Node::start(&[]);
-    let (status, code, _) = refused(&anonymous, whole);
-    assert_eq!((status, &*code), (403, "node_token_required"));
-    assert_eq!(anonymous.get("/v1/kv/info").status, 403);
-    assert_eq!(
-        pair.prefill
-            .send("GET", "/v1/kv/info", "authorization: x\r\n", b"")
-            .status,
-        401
-    );
-}
-
-/// What a proxy does to the bytes of one connection that come from the node behind it.
-#[derive(Clone, Copy, Debug)]
-enum Harm {
-    None,
-    /// One bit of the byte at this offset is turned.
-    Damage(usize),
-    /// The connection ends there.
-    Cut(usize),
-}
-
-/// Stands before an endpoint; the `n`th connection is harmed as `harm(n)` says.
-fn proxy(endpoint: &str, harm: impl Fn(usize) -> Harm + Send + 'static) -> String {
-    let target = endpoint
-        .strip_prefix("tcp://")
-        .expect("a TCP endpoint")
-        .to_owned();
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("an address");
-    thread::spawn(move || {
-        for (number, near) in listener.incoming().enumerate() {
-            let near = near.expect("a connection");
-            let far = TcpStream::connect(&target).expect("the node listens");
-            let (near_too, far_too) = (near.try_clone(), far.try_clone());
-            let (near_too, far_too) = (near_too.expect("a copy"), far_too.expect("a copy"));
-            thread::spawn(move || carry(near_too, far_too, Harm::None));
-            let harm = harm(number);
-            thread::spawn(move || carry(far, near, harm));
-        }
-    });
-    format!("tcp://{address}")
-}
-
-fn carry(mut from: TcpStream, mut to: TcpStream, harm: Harm) {
-    let mut bytes = vec![0; 64 << 10];
-    let mut done = 0;
-    while let Ok(count @ 1..) = from.read(&mut bytes) {
-        let mut passed = &mut bytes[..count];
-        match harm {
-            Harm::Damage(at) if (done..done + count).contains(&at) => passed[at - done] ^= 4,
-            Harm::Cut(at) if at < done + count => passed = &mut passed[..at.saturating_sub(done)],
-            Harm::None | Harm::Damage(_) | Harm::Cut(_) => {}
-        }
-        let whole = passed.len() == count;
-        if to.write_all(passed).is_err() || !whole {
-            break;
-        }
-        done += count;
-    }
-    let _ = to.shutdown(Shutdown::Both);
-    let _ = from.shutdown(Shutdown::Both);
-}
-
-/// Would catch a damaged block that is taken for a whole one, and a transfer that begins again from the
-/// start where it could go on.
-#[test]
-fn damage_is_found_and_a_connection_that_breaks_is_taken_up_again() {
-    let pair = Pair::start(&[], &[]);
-    let mixed = Node::start_with(&[], Some(TOKEN));
-    type Harms = fn(usize) -> Harm;
-    let rows: [(&str, Harms, bool); 5] = [
-        ("nothing", |_| Harm::None, true),
-        (
-            "damaged once",
-            |n| {
-                if n == 0 {
-                    Harm::Damage(3_000_000)
-                } else {
-                    Harm::None
-                }
-            },
-            true,
-        ),
-        (
-            "damaged in a head",
-            |n| {
-                if n == 0 {
-                    Harm::Damage(1_200)
-                } else {
-                    Harm::None
-                }
-            },
-            true,
-        ),
-        (
-            "cut twice",
-            |n| {
-                if n < 4 {
-                    Harm::Cut(2_000_000)
-                } else {
-                    Harm::None
-                }
-            },
-            true,
-        ),
-        ("damaged always", |_| Harm::Damage(700_000), false),
-    ];
-    for (name, harm, comes) in rows {
-        let received = pair.decode.metric(RECEIVED);
-        let sent = pair.prefill.metric(&Way::Tcp.sent());
-        let body = asked(prompt(name, 600), json!({}));
-        let through = proxy(&pair.endpoint(Way::Tcp), harm);
-        let (first, second) = pair.both(&body, &json!({"remote_endpoints": [through]}));
-        assert_eq!(
-            (first.status, second.status),
-            (200, 200),
-            "{name}: {}",
-            second.text()
-        );
-        let expected = mixed.post(CHAT, &body).json();
-        assert_eq!(second.json()["choices"], expected["choices"], "{name}");
-        let came = pair.decode.metric(RECEIVED) - received;
-        assert_eq!(came, f64::from(u8::from(comes)), "{name}");
-        let sent = pair.prefill.metric(&Way::Tcp.sent()) - sent;
-        let whole = 38.0 * 368_640.0;
-        // At most a window of blocks is on its way when a connection breaks, twice.
-        assert!(
-            sent < 2.3 * whole,
-            "{name}: {} of what there was",
-            sent / whole
-        );
-    }
-    pair.decode.wait_for_metric(HELD, |held| held == 0.0);
-}
-
-/// Whoever does not hold the token gets nothing, says what it likes, and costs nothing that lasts.
-#[test]
-fn hostile_bytes_do_no_harm() {
-    let pair = Pair::start(&[], &[]);
-    let stranger = Node::start_with(&["--kv-listen", "tcp://127.0.0.1:0"], Some("another token"));
-    let address = pair.endpoint(Way::Tcp);
-    let address = address.strip_prefix("tcp://").expect("a TCP endpoint");
-    let mut noise = 12345_u64;
-    for round in 0..60 {
-        let mut stream = TcpStream::connect(address).expect("it listens");
-        let mut bytes: Vec<u8> = (0..round * 37)
-            .map(|_| {
-                noise = noise
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1);
-                (noise >> 56) as u8
-            })
-            .collect();
-        if round % 3 == 0 {
-            // A message of four gigabytes.
-            bytes.splice(..0, [1, 255, 255, 255, 255]);
-        } else if round % 3 == 1 {
-            bytes.splice(
-                ..0,
-                *b"\x01\x20\x00\x00\x00{\"type\":\"hello\",\"protocol\":\"x\"}",
-            );
-        }
-        // It may close before it has read everything.
-        let _ = stream.write_all(&bytes);
-        let _ = stream.shutdown(Shutdown::Write);
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer);
-        assert!(answer.len() < 4096, "{} bytes for nothing", answer.len());
-    }
-    let body = asked(prompt("hostile", 100), json!({}));
-    let id = fresh_id();
-    let mut first = pair.first_leg(&id, &body);
-    first["kv_transfer_params"]["remote_engine_id"] = info(&stranger)["engine_id"].clone();
-    assert_eq!(pair.prefill.post(CHAT, &first).status, 200);
-    let fails = json!({"on_failure": "error"});
-    let refused = stranger
-        .post(CHAT, &pair.second_leg(&id, &body, &fails))
-        .error();
-    assert_eq!(
-        (refused.0, &*refused.1),
-        (503, "kv_transfer_failed"),
-        "another token"
-    );
-    let (_, second) = pair.both(&body, &fails);
-    assert_eq!(second.status, 200, "{}", second.text());
 }

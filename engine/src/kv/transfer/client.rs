@@ -5,29 +5,20 @@
 //! hands every block to the step loop as it comes. When a connection fails it connects again, a few times,
 //! and asks for what is still missing. Whatever becomes of it, the step loop is told once, at the end.
 
+mod attempt;
+
 use std::io;
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::auth::{Identity, Session, connect};
-use super::message::{self, Message};
-use super::shared::Region;
-use super::tcp::Spare;
-use super::wire::{BLOCK, FREE, MESSAGE, PLACED, Reader, Socket, Writer};
-use super::{
-    End, Endpoint, Inlet, Payload, Reason, TRANSFERS_MAX, TransferError, TransferId, hex,
-    window_places,
-};
+use super::auth::Identity;
+use super::wire::Socket;
+use super::{End, Endpoint, Reason, TRANSFERS_MAX, TransferError, TransferId};
 use crate::engine::{Handle, Inbound};
+use attempt::Transfer;
 
-/// How long connecting and greeting may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a further connection may be silent: while a prompt is computed there is nothing to send.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How often a transfer whose connection failed is taken up again.
 const ATTEMPTS_MAX: u32 = 3;
 /// Before the next attempt; twice as long before the one after it.
@@ -35,8 +26,6 @@ const ATTEMPT_PAUSE: Duration = Duration::from_millis(50);
 /// Connections of one transfer over TCP: one that waits for the network does not keep the checksums of
 /// the other waiting. More were no faster on loopback.
 pub const STREAMS: usize = 2;
-/// Bytes of a message that is not an order: a first token with its log probabilities.
-const ANSWER_BYTES_MAX: usize = 64 << 10;
 
 /// What is to be fetched.
 #[derive(Debug)]
@@ -166,13 +155,7 @@ pub fn start(orders: Receiver<Order>, identity: Identity, engine: Handle) -> io:
 }
 
 fn carry_out(order: &Order, identity: &Identity, engine: &Handle) -> Result<End, TransferError> {
-    let mut transfer = Transfer {
-        order,
-        identity,
-        engine,
-        missing: (0..order.blocks).map(|block| block >= order.held).collect(),
-        key: None,
-    };
+    let mut transfer = Transfer::new(order, identity, engine);
     let mut attempt = 1;
     loop {
         let ended = transfer.attempt();
@@ -187,298 +170,4 @@ fn carry_out(order: &Order, identity: &Identity, engine: &Handle) -> Result<End,
             ended => return ended,
         }
     }
-}
-
-/// An order and how far it has come.
-struct Transfer<'a> {
-    order: &'a Order,
-    identity: &'a Identity,
-    engine: &'a Handle,
-    /// Which blocks are still to come.
-    missing: Vec<bool>,
-    /// Opens further connections.
-    key: Option<String>,
-}
-
-/// What the connections of one attempt have heard.
-struct Heard<'a> {
-    number: u64,
-    engine: &'a Handle,
-    control: &'a Control,
-    state: Mutex<HeardState>,
-    changed: Condvar,
-}
-
-struct HeardState {
-    missing: Vec<bool>,
-    left: usize,
-    end: Option<End>,
-    failed: Option<TransferError>,
-}
-
-impl Transfer<'_> {
-    fn attempt(&mut self) -> Result<End, TransferError> {
-        let (session, endpoint) = self.reach()?;
-        let Session {
-            mut reader,
-            mut writer,
-            ..
-        } = session;
-        let body_bytes = self.identity.layout.body_bytes();
-        let (freed, free) = sync_channel(window_places(body_bytes));
-        let inlet: Box<dyn Inlet> = match reader.socket() {
-            Socket::Unix(stream) => {
-                let region = Region::new(body_bytes, freed)?;
-                self.ask(region.places(), &mut writer)?;
-                region.pass(stream)?;
-                Box::new(region)
-            }
-            Socket::Tcp(_) => {
-                self.ask(0, &mut writer)?;
-                drop(freed);
-                Box::new(Spare::new(body_bytes))
-            }
-        };
-        self.accepted(&mut reader)?;
-        let heard = Heard {
-            number: self.order.number,
-            engine: self.engine,
-            control: &self.order.control,
-            state: Mutex::new(HeardState {
-                left: self.missing.iter().filter(|missing| **missing).count(),
-                missing: std::mem::take(&mut self.missing),
-                end: None,
-                failed: None,
-            }),
-            changed: Condvar::new(),
-        };
-        let writer = Arc::new(Mutex::new(writer));
-        let told = Arc::clone(&writer);
-        // Ends with the connection, or with the last block that is given back: nobody waits for it.
-        let spawned = std::thread::Builder::new().name("kv-free".into());
-        spawned.spawn(move || give_back(&free, &told))?;
-        let hear = |reader: &mut Reader| heard.note(heard.hear(reader, &*inlet));
-        let further = if matches!(endpoint, Endpoint::Tcp(_)) {
-            STREAMS - 1
-        } else {
-            0
-        };
-        let ended = std::thread::scope(|scope| {
-            for _ in 0..further {
-                scope.spawn(|| match self.join(&endpoint) {
-                    Ok(mut reader) => hear(&mut reader),
-                    // One connection will do.
-                    Err(error) => tracing::debug!(%error, "no further KV connection"),
-                });
-            }
-            scope.spawn(|| hear(&mut reader));
-            let ended = heard.wait();
-            if ended.is_ok() {
-                // If this is lost, the blocks are let go at their deadline.
-                let _ = Message::Received.write(&mut lock(&writer));
-            }
-            self.order.control.close_all();
-            ended
-        });
-        let state = heard
-            .state
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
-        self.missing = state.missing;
-        ended
-    }
-
-    /// Connects to the node that was named, wherever it is found first.
-    fn reach(&self) -> Result<(Session, Endpoint), TransferError> {
-        let here = |endpoint: &&Endpoint| matches!(endpoint, Endpoint::Unix(_));
-        let (near, far): (Vec<_>, Vec<_>) = self.order.endpoints.iter().partition(here);
-        let mut failed = TransferError::Unreachable;
-        for endpoint in near.into_iter().chain(far) {
-            match self.greet(endpoint) {
-                Ok(session) => return Ok((session, endpoint.clone())),
-                Err(error) => {
-                    tracing::debug!(%error, %endpoint, "a KV endpoint cannot be used");
-                    failed = error;
-                }
-            }
-        }
-        Err(failed)
-    }
-
-    fn greet(&self, endpoint: &Endpoint) -> Result<Session, TransferError> {
-        let socket = match endpoint {
-            Endpoint::Unix(path) => Socket::Unix(UnixStream::connect(path)?),
-            Endpoint::Tcp(address) => {
-                let stream = TcpStream::connect_timeout(address, CONNECT_TIMEOUT)?;
-                stream.set_nodelay(true)?;
-                Socket::Tcp(stream)
-            }
-        };
-        socket.set_timeouts(CONNECT_TIMEOUT, CONNECT_TIMEOUT)?;
-        self.order.control.watch(&socket)?;
-        let session = connect(socket, self.identity)?;
-        if session.peer != *self.order.engine_id {
-            let message = format!("the node at {endpoint} is {}, another one", session.peer);
-            return Err(TransferError::refused(Reason::WrongNode, message));
-        }
-        let timeout = self.order.timeout;
-        session.reader.socket().set_timeouts(timeout, timeout)?;
-        Ok(session)
-    }
-
-    fn ask(&self, places: u32, writer: &mut Writer) -> Result<(), TransferError> {
-        let salt = self.order.salt.as_deref().map(str::to_owned);
-        let message = match &self.order.what {
-            Wanted::HandOver { id, prompt } => Message::Attach(message::Attach {
-                transfer_id: id.to_string(),
-                key: self.key.clone(),
-                salt,
-                prompt: hex(prompt),
-                blocks: self.order.blocks,
-                missing: runs(&self.missing),
-                wait_ms: u64::try_from(self.order.timeout.as_millis()).unwrap_or(u64::MAX),
-                places,
-            }),
-            Wanted::Cached { tokens } => Message::Fetch(message::Fetch {
-                salt,
-                tokens: tokens.clone(),
-                // What came out of order is sent again.
-                held: self.missing.iter().take_while(|missing| !**missing).count() as u32,
-                places,
-            }),
-        };
-        Ok(message.write(writer)?)
-    }
-
-    fn accepted(&mut self, reader: &mut Reader) -> Result<(), TransferError> {
-        match Message::read(reader, ANSWER_BYTES_MAX)? {
-            Message::Accepted { key, blocks } => {
-                self.key = Some(key);
-                // Of what is cached there may be less than was asked for.
-                for missing in self.missing.iter_mut().skip(blocks as usize) {
-                    *missing = false;
-                }
-                Ok(())
-            }
-            other => Err(other.unexpected()),
-        }
-    }
-
-    /// Opens a further connection.
-    fn join(&self, endpoint: &Endpoint) -> Result<Reader, TransferError> {
-        let Session {
-            mut reader,
-            mut writer,
-            ..
-        } = self.greet(endpoint)?;
-        let key = self.key.clone().unwrap_or_default();
-        Message::Join { key }.write(&mut writer)?;
-        match Message::read(&mut reader, ANSWER_BYTES_MAX)? {
-            Message::Accepted { .. } => {
-                // Whether anything comes is told by the first connection.
-                reader
-                    .socket()
-                    .set_timeouts(IDLE_TIMEOUT, CONNECT_TIMEOUT)?;
-                Ok(reader)
-            }
-            other => Err(other.unexpected()),
-        }
-    }
-}
-
-impl Heard<'_> {
-    fn hear(&self, reader: &mut Reader, inlet: &dyn Inlet) -> Result<(), TransferError> {
-        loop {
-            let head = reader.head()?;
-            match head.kind {
-                BLOCK | PLACED => {
-                    let wanted = || !self.control.is_cancelled();
-                    let (block, payload) = inlet.receive(head, reader, &wanted)?;
-                    self.block(block, payload)?;
-                }
-                MESSAGE => match Message::decode(&reader.body(head, ANSWER_BYTES_MAX)?)? {
-                    Message::Alive => {
-                        self.engine.kv_inbound(Inbound::alive(self.number));
-                    }
-                    Message::End {
-                        first,
-                        cached_tokens,
-                    } => {
-                        lock(&self.state).end = Some(Message::end_of(first, cached_tokens)?);
-                        self.changed.notify_all();
-                    }
-                    other => return Err(other.unexpected()),
-                },
-                _ => return Err(TransferError::Malformed("a frame that senders do not send")),
-            }
-        }
-    }
-
-    /// Hands a block to the step loop. One that nobody asked for ends the transfer.
-    fn block(&self, block: u32, payload: Box<dyn Payload>) -> Result<(), TransferError> {
-        let mut state = lock(&self.state);
-        let missing = state
-            .missing
-            .get_mut(block as usize)
-            .filter(|missing| **missing);
-        let Some(missing) = missing else {
-            return Err(TransferError::Malformed("a block that was not asked for"));
-        };
-        *missing = false;
-        drop(state);
-        // Waits while the step loop has more to do than there is room for.
-        if !self
-            .engine
-            .kv_inbound(Inbound::block(self.number, block, payload))
-        {
-            return Err(TransferError::Cancelled);
-        }
-        lock(&self.state).left -= 1;
-        self.changed.notify_all();
-        Ok(())
-    }
-
-    fn note(&self, ended: Result<(), TransferError>) {
-        let mut state = lock(&self.state);
-        if let (Err(error), None) = (ended, &state.failed) {
-            state.failed = Some(error);
-        }
-        drop(state);
-        self.changed.notify_all();
-    }
-
-    /// Waits until everything has come, or nothing more will.
-    fn wait(&self) -> Result<End, TransferError> {
-        let waiting = |state: &mut HeardState| {
-            state.failed.is_none() && (state.left > 0 || state.end.is_none())
-        };
-        let state = self.changed.wait_while(lock(&self.state), waiting);
-        let mut state = state.unwrap_or_else(PoisonError::into_inner);
-        match state.end.take() {
-            Some(end) if state.left == 0 => Ok(end),
-            _ => Err(state.failed.take().unwrap_or(TransferError::Cancelled)),
-        }
-    }
-}
-
-/// Tells the sender which places are free again.
-fn give_back(free: &Receiver<u32>, writer: &Mutex<Writer>) {
-    while let Ok(place) = free.recv() {
-        let freed = lock(writer).write(FREE, &[&place.to_le_bytes()]);
-        if freed.is_err() {
-            return;
-        }
-    }
-}
-
-/// Runs of what is set: from, up to and without.
-fn runs(set: &[bool]) -> Vec<(u32, u32)> {
-    let mut runs: Vec<(u32, u32)> = Vec::new();
-    for (at, _) in (0_u32..).zip(set).filter(|(_, set)| **set) {
-        match runs.last_mut() {
-            Some((_, end)) if *end == at => *end += 1,
-            _ => runs.push((at, at + 1)),
-        }
-    }
-    runs
 }
