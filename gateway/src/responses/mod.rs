@@ -91,7 +91,8 @@ pub(crate) struct Keeping {
     local: Option<Arc<Local>>,
     /// Its place among the turns that can be cancelled.
     turn: Turn,
-    _held: Option<Held>,
+    /// Its conversation, until the response is kept: a client that has read the end may continue.
+    held: Mutex<Option<Held>>,
 }
 
 /// A conversation in use by one turn.
@@ -174,7 +175,7 @@ impl Responses {
             continues: None,
             local: local.cloned(),
             turn: self.running.begin(tenant, id),
-            _held: None,
+            held: Mutex::default(),
         };
         let earlier = match &continues {
             None => Earlier::default(),
@@ -185,7 +186,7 @@ impl Responses {
             }
             Some(Continues::Conversation(conversation)) => {
                 ids::check("conversation", conversation, "conv")?;
-                keeping._held = Some(self.hold(tenant, conversation)?);
+                keeping.held = Mutex::new(Some(self.hold(tenant, conversation)?));
                 let (earlier, before) = self.conversation(tenant, conversation, i64::MAX).await?;
                 keeping.continues = Some(Link::Conversation {
                     id: conversation.clone(),
@@ -204,6 +205,8 @@ impl Responses {
     /// The turn's answer is complete: it is kept when this returns. A failure costs the client its
     /// next turn's memory, not this turn's answer, so it is logged and nothing more.
     pub(crate) async fn keep(&self, keeping: &Keeping, session: &SessionId, answered: Answered) {
+        let held = keeping.held.lock();
+        let _held = held.unwrap_or_else(PoisonError::into_inner).take();
         // One that was complete before it could be cancelled is answered from the store.
         if keeping.is_cancelled() && answered.response["status"] == "cancelled" {
             keeping.turn.end(&answered.response);
