@@ -5,10 +5,11 @@
 //! vLLM's; a prompt's blocks are found by their parents and tokens. Nothing is shared with the
 //! gateway's index but the reader of the wire format.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use cache_index::block::BLOCK_TOKENS;
 use cache_index::event::{EngineHash, EventBatch, ExtraKey, KvEvent};
 use cache_index::wire::decode_batch;
 use zeromq::{Socket, SocketRecv, SubSocket, ZmqMessage};
@@ -154,8 +155,8 @@ type Content = (Option<EngineHash>, Option<Box<str>>, Vec<u32>);
 #[derive(Default)]
 pub(super) struct Account {
     names: HashMap<Content, EngineHash>,
-    /// The salt of each block's chain; none without one.
-    salts: HashMap<EngineHash, Option<Box<str>>>,
+    /// Salt and tokens of each block's chain from its beginning.
+    chains: HashMap<EngineHash, (Option<Box<str>>, Vec<u32>)>,
     copies: HashMap<EngineHash, usize>,
     block_tokens: usize,
 }
@@ -197,13 +198,13 @@ impl Account {
                 ExtraKey::Text(text) => Some(text.clone()),
                 ExtraKey::Other => None,
             });
-            let chain = match &before {
-                None => own.clone(),
-                Some(before) => self.salts.get(before).cloned().flatten(),
-            };
-            let content = (before, own, tokens.next().unwrap_or_default().to_vec());
-            self.names.insert(content, name.clone());
-            self.salts.insert(name.clone(), chain);
+            let tokens = tokens.next().unwrap_or_default();
+            let chain = before.as_ref().and_then(|before| self.chains.get(before));
+            let mut chain = chain.cloned().unwrap_or_else(|| (own.clone(), Vec::new()));
+            chain.1.extend(tokens);
+            self.names
+                .insert((before, own, tokens.to_vec()), name.clone());
+            self.chains.insert(name.clone(), chain);
             *self.copies.entry(name.clone()).or_default() += 1;
             before = Some(name.clone());
         }
@@ -245,11 +246,18 @@ impl Account {
         last.map_or(0, |name| self.copies.get(name).copied().unwrap_or(0))
     }
 
-    /// Held blocks of 16 tokens under any salt, each counted once.
+    /// Held blocks of 16 tokens under any salt, each counted once: two blocks of the node may begin
+    /// with the same one.
     pub(super) fn salted_blocks(&self) -> usize {
         let names = self.copies.keys().filter(|name| self.holds(name));
-        let salted = names.filter(|name| self.salts.get(*name).is_some_and(Option::is_some));
-        salted.count() * self.block_tokens / cache_index::block::BLOCK_TOKENS
+        let chains = names.filter_map(|name| self.chains.get(name));
+        let mut held = HashSet::new();
+        for (salt, tokens) in chains.filter(|(salt, _)| salt.is_some()) {
+            let begin = tokens.len().saturating_sub(self.block_tokens);
+            let ends = (begin + BLOCK_TOKENS..=tokens.len()).step_by(BLOCK_TOKENS);
+            held.extend(ends.map(|end| (salt, &tokens[..end])));
+        }
+        held.len()
     }
 
     /// The salt of the chain that begins with this prompt's first block; the first that is not
@@ -262,5 +270,60 @@ impl Account {
             .filter(|(before, _, tokens)| before.is_none() && tokens == first);
         let mut salts = roots.filter_map(|(_, salt, _)| salt.clone());
         salts.find(|salt| !others.contains(salt))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cache_index::event::{ExtraKeys, GroupKind};
+
+    use super::*;
+
+    fn stored(parent: Option<u64>, names: &[u64], tokens: &[u32], salt: &str) -> EventBatch {
+        let event = KvEvent::Stored {
+            block_hashes: names.iter().map(|name| EngineHash::Int(*name)).collect(),
+            parent: parent.map(EngineHash::Int),
+            token_ids: tokens.to_vec(),
+            block_size: 32,
+            medium: None,
+            lora_name: None,
+            extra_keys: match parent {
+                None => ExtraKeys::salt(salt),
+                Some(_) => ExtraKeys::none(),
+            },
+            group_idx: Some(0),
+            group_kind: GroupKind::Full,
+        };
+        EventBatch {
+            events: vec![event],
+            ..EventBatch::default()
+        }
+    }
+
+    /// Catches a count that differs from the index's where two blocks of the node begin with the same
+    /// 16 tokens, and credit that outlives the last copy.
+    #[test]
+    fn blocks_are_counted_as_the_index_counts_them() {
+        let mut account = Account::default();
+        let first: Vec<u32> = (0..64).collect();
+        account.apply(&stored(None, &[1, 2], &first, "s"));
+        let mut other: Vec<u32> = (32..64).collect();
+        other[20] = 7;
+        account.apply(&stored(Some(1), &[3], &other, "s"));
+        assert_eq!(account.salted_blocks(), 5);
+        account.apply(&stored(Some(1), &[2], &first[32..], "s"));
+        for left in [64, 32] {
+            account.apply(&EventBatch {
+                events: vec![KvEvent::Removed {
+                    block_hashes: vec![EngineHash::Int(2)],
+                    medium: None,
+                    group_idx: Some(0),
+                }],
+                ..EventBatch::default()
+            });
+            assert_eq!(account.leading(Some("s"), &first), left);
+        }
+        assert_eq!(account.leading(Some("t"), &first), 0);
+        assert_eq!(account.salted_blocks(), 4);
     }
 }
