@@ -95,9 +95,11 @@ impl Check {
         let gateway = Gateway::start(args, &vllm, folder)?;
         gateway.wait_ready().await?;
         let version = get(&vllm.url("version")).await?;
-        let mut done = Done::default();
-        done.vllm = version["version"].as_str().unwrap_or_default().to_owned();
-        done.pool_blocks = args.blocks as u64;
+        let done = Done {
+            vllm: version["version"].as_str().unwrap_or_default().to_owned(),
+            pool_blocks: args.blocks as u64,
+            ..Done::default()
+        };
         Ok(Self {
             args: args.clone(),
             vllm,
