@@ -15,6 +15,7 @@ use http::StatusCode;
 use policies::transfer::Handed;
 use policies::view::{Handover, Role};
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::node::{Facts, Node};
@@ -136,12 +137,8 @@ fn homing(body: &[u8], role: Role) -> Result<KvInfo, String> {
         role: String,
         #[serde(borrow)]
         endpoints: &'a RawValue,
-        layout: Option<Layout>,
-    }
-    /// Members that the gateway does not know are between the engines.
-    #[derive(Deserialize)]
-    struct Layout {
-        bytes_per_token: Option<u64>,
+        #[serde(default)]
+        layout: Value,
     }
     let broken = |error: serde_json::Error| format!("/v1/kv/info cannot be read: {error}");
     let info: Info<'_> = serde_json::from_slice(body).map_err(broken)?;
@@ -158,11 +155,14 @@ fn homing(body: &[u8], role: Role) -> Result<KvInfo, String> {
     Ok(KvInfo {
         engine_id: info.engine_id,
         endpoints: info.endpoints.get().to_owned(),
-        bytes_per_token: info
-            .layout
-            .and_then(|layout| layout.bytes_per_token)
-            .unwrap_or(0),
+        bytes_per_token: bytes_per_token(&info.layout).unwrap_or(0),
     })
+}
+
+/// From what the engines tell each other of a block: the bytes of all its layers, and its tokens.
+fn bytes_per_token(layout: &Value) -> Option<u64> {
+    let figure = |name: &str| layout[name].as_u64().filter(|figure| *figure > 0);
+    Some(figure("body_bytes")?.div_ceil(figure("block_tokens")?))
 }
 
 /// A Mooncake bootstrap server's answer: by data-parallel rank, of which a node has one here.
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn engines_tell_who_they_are() {
         let info = br#"{"engine_id":"e","role":"prefill","endpoints":["tcp://h:1", {"shm":"x"}],
-            "layout":{"version":1,"bytes_per_token":24576},"more":1}"#;
+            "layout":{"version":1,"block_tokens":16,"body_bytes":393216},"more":1}"#;
         let told = homing(info, Role::Prefill).expect("it tells");
         assert_eq!(
             (told.engine_id.as_str(), told.bytes_per_token),

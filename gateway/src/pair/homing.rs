@@ -9,15 +9,6 @@ use super::connector::{Computed, Connector, Handover, Order, Unusable, one_token
 /// See the module.
 pub(super) struct Homing;
 
-/// Forms of an answer that one token cannot keep: the engine would refuse to try. The prompt does
-/// not depend on them.
-fn is_form(field: &str) -> bool {
-    matches!(
-        field,
-        "response_format" | "structured_outputs" | "tool_choice"
-    ) || field.starts_with("guided_")
-}
-
 impl Connector for Homing {
     fn order(&self) -> Order {
         Order::Together
@@ -29,11 +20,10 @@ impl Connector for Homing {
             "transfer_id": transfer_id(handover),
             "remote_engine_id": handover.decode.kv.engine_id,
         });
-        one_token(
-            body,
-            is_form,
-            &[("kv_transfer_params", &params.to_string())],
-        )
+        // The form of an answer stays: its first token is handed over as well, and the first node
+        // knows then not to choose it.
+        let keep = |_: &str| false;
+        one_token(body, keep, &[("kv_transfer_params", &params.to_string())])
     }
 
     fn decode(&self, handover: &Handover<'_>, _: Computed<'_>) -> Result<String, Unusable> {

@@ -85,7 +85,7 @@ fn every_connector_says_what_its_nodes_understand() {
         ConnectorKind::Homing,
         Computed::default(),
         (
-            one(json!({"response_format": null, "kv_transfer_params": {
+            one(json!({"kv_transfer_params": {
                 "do_remote_decode": true, "transfer_id": id, "remote_engine_id": "d-engine"}})),
             json!({"kv_transfer_params": {
                 "do_remote_prefill": true, "transfer_id": id, "remote_engine_id": "p-engine",
