@@ -14,6 +14,7 @@ mod pinned;
 mod speculate;
 mod stepper;
 mod tiers;
+mod transfers;
 mod vectors;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

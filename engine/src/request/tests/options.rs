@@ -299,13 +299,38 @@ fn only_a_token_holder_prefills_for_others() {
     assert_eq!(request.task, Task::Prefill);
     let request = body(json!({}), json!({"stream": true})).expect("valid");
     assert_eq!(request.task, Task::Answer);
+    let id = "0123456789abcdef0123456789abcdef";
+    let both = json!({"transfer_id": id, "remote_engine_id": "e", "remote_endpoints": ["unix:/s"]});
+    let half = |name: &str| {
+        let mut params = both.clone();
+        params[name] = json!(true);
+        // What is asked of the answer is not asked of its first half.
+        let more = json!({"n": 3, "max_tokens": 1, "min_tokens": 2});
+        let more = if name == "do_remote_decode" {
+            more
+        } else {
+            json!({})
+        };
+        body(params, more).expect("valid").task
+    };
+    let Task::HandOver(to) = half("do_remote_decode") else {
+        panic!("the first half");
+    };
+    assert_eq!((to.id.to_string().as_str(), &*to.receiver), (id, "e"));
+    let Task::TakeOver(from) = half("do_remote_prefill") else {
+        panic!("the second half");
+    };
+    assert_eq!(
+        (from.id, &*from.sender, from.endpoints.len()),
+        (Some(to.id), "e", 1)
+    );
     let rows = [
         (prefill.clone(), json!({"stream": true}), "stream"),
         (prefill, json!({"n": 2}), "n"),
         (
             json!({"do_remote_prefill": true}),
             json!({}),
-            "kv_transfer_params.do_remote_prefill",
+            "kv_transfer_params.transfer_id",
         ),
         (
             json!({"do_remote_decode": 1}),

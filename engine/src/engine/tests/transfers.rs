@@ -1,0 +1,317 @@
+//! Blocks that come from another node, and those that go to one, without any network. Catches blocks that are
+//! held for ever or twice, that come in an order that nobody thought of, or that somebody else needs more.
+
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+use super::stepper::{Stepper, Told};
+use super::*;
+use crate::engine::{Asked, AttachRequest, HandOver, Inbound, OnFailure, Remote, TakeOver};
+use crate::kv::transfer::auth::prompt_digest;
+use crate::kv::transfer::client::Order;
+use crate::kv::transfer::sender::Sender;
+use crate::kv::transfer::wire::Writer;
+use crate::kv::transfer::{End, First, Medium, Payload, Reason, TransferError, TransferId, Window};
+
+const ID: TransferId = TransferId([7; 16]);
+
+fn stepper(kv_blocks: u32) -> (Stepper, Receiver<Order>) {
+    let (orders, to_fetch) = sync_channel(4);
+    let parts = Parts {
+        orders: Some(orders),
+        ..parts(kv_blocks, Arc::default())
+    };
+    (Stepper::new(parts), to_fetch)
+}
+
+fn take_over(prompt: &[u32], output_max: usize) -> Job {
+    let mut job = job(prompt, output_max, None);
+    let chain = hash_chain(&job.scope.namespace, prompt);
+    job.remote = Remote::TakeOver(Box::new(TakeOver {
+        id: Some(ID),
+        sender: "prefill".into(),
+        endpoints: Vec::new(),
+        prompt: prompt_digest(&chain, prompt),
+        chain,
+        timeout: Duration::from_secs(30),
+        on_failure: OnFailure::Recompute,
+    }));
+    job
+}
+
+#[derive(Debug)]
+struct Bytes(Vec<u8>);
+
+impl Payload for Bytes {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Stepper {
+    fn comes(&self, order: &Order, prompt: &[u32], block: u32) {
+        let tokens = &prompt[block as usize * BLOCK_TOKENS..][..BLOCK_TOKENS];
+        let bytes = tokens
+            .iter()
+            .flat_map(|token| token.to_le_bytes())
+            .collect();
+        let payload = Box::new(Bytes(bytes));
+        assert!(
+            self.handle
+                .kv_inbound(Inbound::block(order.number, block, payload))
+        );
+    }
+
+    fn ends(&self, order: &Order, ended: Result<End, TransferError>) {
+        assert!(self.handle.kv_inbound(Inbound::ended(order.number, ended)));
+    }
+
+    fn check(mut self, mut told: Told, prompt: &[u32], count: usize) -> u64 {
+        self.finish(&mut told);
+        assert_eq!(told.tokens(), answer(prompt, count));
+        let computed = self.computed();
+        self.end();
+        computed
+    }
+}
+
+fn first(prompt: &[u32], cached_tokens: usize) -> End {
+    let token = answer(prompt, 1)[0];
+    End {
+        first: Some(First {
+            token,
+            logprobs: None,
+        }),
+        cached_tokens,
+    }
+}
+
+#[test]
+fn blocks_may_come_in_any_order_and_the_answer_begins_with_what_was_handed_over() {
+    let prompt = Random(5).tokens(70);
+    let (mut stepper, orders) = stepper(32);
+    let told = stepper.submit(take_over(&prompt, 9));
+    stepper.step();
+    let order = orders.try_recv().expect("an order");
+    assert_eq!((order.blocks, order.held), (4, 0));
+    for block in [2, 0, 3, 1] {
+        stepper.comes(&order, &prompt, block);
+        stepper.step();
+        assert!(
+            stepper.engine.running.is_empty(),
+            "it waits for all of them"
+        );
+    }
+    stepper.ends(&order, Ok(first(&prompt, 48)));
+    stepper.step();
+    // 6 tokens of the prompt, and the first one of the answer with them.
+    assert_eq!(stepper.computed(), 7);
+    let mut told = told;
+    assert_eq!(told.hear().joined, Some(48), "what was cached there");
+    assert_eq!(stepper.check(told, &prompt, 9), 7 + 7);
+}
+
+#[test]
+fn what_does_not_come_is_computed() {
+    let prompt = Random(6).tokens(64);
+    let wrong_size = |stepper: &Stepper, order: &Order| {
+        let payload = Box::new(Bytes(vec![0; 5]));
+        stepper
+            .handle
+            .kv_inbound(Inbound::block(order.number, 1, payload));
+    };
+    type Fault<'a> = &'a dyn Fn(&Stepper, &Order);
+    let faults: [(&str, Fault); 5] = [
+        ("the end comes early", &|s, order| {
+            s.ends(order, Ok(first(&prompt, 0)))
+        }),
+        ("the connection fails", &|s, order| {
+            s.ends(order, Err(TransferError::Damaged))
+        }),
+        ("a block of no size", &wrong_size),
+        ("a block twice", &|s, order| s.comes(order, &prompt, 0)),
+        ("a refusal", &|s, order| {
+            s.ends(order, Err(TransferError::refused(Reason::Scope, "no")))
+        }),
+    ];
+    for (name, fault) in faults {
+        let (mut stepper, orders) = stepper(32);
+        let told = stepper.submit(take_over(&prompt, 3));
+        stepper.step();
+        let order = orders.try_recv().expect("an order");
+        stepper.comes(&order, &prompt, 0);
+        fault(&stepper, &order);
+        stepper.step();
+        let failed = stepper.engine.parts.metrics.transfers.failed.get();
+        assert_eq!(failed, 1, "{name}");
+        // Late, and nobody's any more.
+        stepper.comes(&order, &prompt, 2);
+        let computed = stepper.check(told, &prompt, 3);
+        assert_eq!(
+            computed,
+            64 - 16 + 2,
+            "{name}: the block that had come was used"
+        );
+    }
+}
+
+#[test]
+fn a_client_that_leaves_while_blocks_come_gives_them_back() {
+    let prompt = Random(7).tokens(64);
+    let (mut stepper, orders) = stepper(32);
+    let told = stepper.submit(take_over(&prompt, 3));
+    stepper.step();
+    let order = orders.try_recv().expect("an order");
+    stepper.comes(&order, &prompt, 0);
+    stepper.step();
+    assert_eq!(stepper.engine.pool.held(), 1);
+    drop(told);
+    stepper.end();
+}
+
+/// A request that runs comes first: blocks that have not joined are let go for it.
+#[test]
+fn a_dry_pool_lets_go_of_what_has_not_joined() {
+    let (long, prompt) = (Random(8).tokens(30), Random(9).tokens(64));
+    let (mut stepper, orders) = stepper(24);
+    let mut running = stepper.submit(job(&long, 340, None));
+    (0..3).for_each(|_| stepper.step());
+    let mut told = stepper.submit(take_over(&prompt, 3));
+    stepper.step();
+    let order = orders.try_recv().expect("it was promised its blocks");
+    (0..4).for_each(|block| stepper.comes(&order, &prompt, block));
+    stepper.finish(&mut running);
+    assert_eq!(running.tokens(), answer(&long, 340));
+    stepper.ends(&order, Ok(first(&prompt, 0)));
+    stepper.finish(&mut told);
+    assert_eq!(told.tokens(), answer(&prompt, 3));
+    assert_eq!(stepper.engine.parts.metrics.preemptions.get(), 0);
+    assert_eq!(stepper.engine.parts.metrics.transfers.failed.get(), 1);
+    stepper.end();
+}
+
+/// A window that remembers what was put into it.
+#[derive(Debug, Default)]
+struct Memory {
+    free: Mutex<Vec<u32>>,
+    put: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Window for Memory {
+    fn medium(&self) -> Medium {
+        Medium::Tcp
+    }
+
+    fn take(&self) -> Option<u32> {
+        self.free.lock().unwrap().pop()
+    }
+
+    fn fill(&self, _place: u32, fill: &mut dyn FnMut(&mut [u8])) {
+        let mut bytes = vec![0; 4 * BLOCK_TOKENS];
+        fill(&mut bytes);
+        self.put.lock().unwrap().push(bytes);
+    }
+
+    fn send(&self, _place: u32, _block: u32, _to: &mut Writer) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn give_back(&self, place: u32) -> bool {
+        self.free.lock().unwrap().push(place);
+        true
+    }
+}
+
+/// Would catch blocks that are sent before they are computed, twice, or never because a window was full.
+#[test]
+fn blocks_go_out_step_by_step_as_far_as_there_is_room() {
+    let prompt = Random(10).tokens(200);
+    let mut stepper = Stepper::of(64);
+    let mut first = job(&prompt, 1, None);
+    let chain = hash_chain(&first.scope.namespace, &prompt);
+    let digest = prompt_digest(&chain, &prompt);
+    first.remote = Remote::HandOver(HandOver {
+        id: ID,
+        receiver: "decode".into(),
+        prompt: digest,
+        hold: Duration::from_secs(30),
+    });
+    let window = Arc::new(Memory::default());
+    window.free.lock().unwrap().extend([0, 1, 2, 3, 4]);
+    let attach = |receiver: &str| {
+        let sender = Sender::new(Arc::clone(&window) as Arc<dyn Window>, Box::new(|| ()));
+        let request = AttachRequest {
+            asked: Asked::HandOver {
+                id: ID,
+                key: None,
+                prompt: digest,
+                blocks: 12,
+                salt: None,
+            },
+            missing: vec![(1, 12)],
+            receiver: receiver.to_owned(),
+            until: Instant::now() + Duration::from_secs(30),
+            sender: Arc::new(sender),
+        };
+        let (answer, granted) = sync_channel(1);
+        (request, answer, granted)
+    };
+    let (request, answer, granted) = attach("decode");
+    stepper.handle.kv_attach(request, answer);
+    stepper.step();
+    assert!(granted.try_recv().is_err(), "nobody prefills yet");
+    let mut told = stepper.submit(first);
+    // 64 tokens a step.
+    stepper.step();
+    assert_eq!(
+        granted
+            .try_recv()
+            .expect("granted")
+            .expect("accepted")
+            .blocks,
+        12
+    );
+    assert_eq!(
+        window.put.lock().unwrap().len(),
+        3,
+        "the blocks of the first step, but for the first"
+    );
+    stepper.finish(&mut told);
+    assert_eq!(
+        window.put.lock().unwrap().len(),
+        5,
+        "there was room for no more"
+    );
+    let (other, refused, why) = attach("decode");
+    stepper.handle.kv_attach(other, refused);
+    stepper.step();
+    let why = why.try_recv().expect("an answer").expect_err("taken");
+    assert!(
+        matches!(
+            why,
+            TransferError::Refused {
+                reason: Reason::Used,
+                ..
+            }
+        ),
+        "{why}"
+    );
+    assert!((0..6).all(|place| window.give_back(place)));
+    stepper.step();
+    let put = std::mem::take(&mut *window.put.lock().unwrap());
+    let sent: Vec<u32> = put
+        .concat()
+        .as_chunks()
+        .0
+        .iter()
+        .map(|b| u32::from_le_bytes(*b))
+        .collect();
+    assert_eq!(sent, prompt[16..192]);
+    assert_eq!(
+        stepper.engine.pool.held(),
+        12,
+        "pinned until it is received"
+    );
+    stepper.handle.kv_received(ID);
+    stepper.end();
+}
