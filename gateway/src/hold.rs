@@ -3,22 +3,24 @@
 //! `policies::hold` decides, one gate for each model, since each has pools of its own: a newcomer
 //! waits while turns queue up at the nodes and the contexts of the sessions that are served fill the
 //! pools, and any turn waits whose node has far too much ahead. Here the turns wait: who is let go
-//! is told by a channel, and chooses its node anew. What a turn holds is a guard, so that a client
-//! that leaves, a failure and an orderly end all give it back.
+//! is told by a channel, and goes where its session has its place or chooses its node anew. What a
+//! turn holds is a guard, so that a client that leaves, a failure and an orderly end all give it
+//! back.
 
-use std::collections::{HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
+mod rooms;
+
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cache_index::ids::NodeId;
-use cache_index::tiers::Tiers;
 use policies::hold::served::BLOCK_TOKENS;
-use policies::hold::{Footprint, Gate, Params, Room, Start, Turn, Verdict};
-use policies::pick::Candidate;
+use policies::hold::{Gate, NodeRoom, Params, Place, Room, Start, Verdict};
 use policies::view::Role;
 use prometheus::{IntCounter, IntGauge};
 use tokio::sync::oneshot;
+
+use rooms::{idlest, index, number, own_or_idler, queues, serves, turn};
 
 use crate::fleet::{Fleet, Node};
 use crate::metrics::GaugeGuard;
@@ -31,9 +33,6 @@ use dialects::error::{ApiError, ErrorKind};
 const BLOCKS_PER_BLOCK: u64 = BLOCK_TOKENS / cache_index::block::BLOCK_TOKENS as u64;
 /// How often gates with waiting turns are asked although nothing has ended.
 const ASK_EVERY: Duration = Duration::from_millis(100);
-
-/// A node with so many times less ahead than another is worth choosing anew for.
-const MUCH_LESS: f64 = 4.0;
 
 /// The gates of all models.
 pub(crate) struct Holds {
@@ -57,13 +56,20 @@ struct Inner {
     waiting: HashMap<u64, Waiter>,
     /// Nodes by the numbers that the gate knows.
     nodes: Vec<NodeId>,
-    /// What the pools hold, and when that was looked up.
-    capacity: Option<(f64, u64)>,
+    /// What the nodes' pools hold in blocks of 512 tokens, and when that was looked up.
+    capacities: HashMap<NodeId, u64>,
+    looked_up_ms: f64,
 }
 
 struct Waiter {
     node: NodeId,
-    tell: oneshot::Sender<Verdict>,
+    tell: oneshot::Sender<Told>,
+}
+
+/// What a turn that waited is told.
+struct Told {
+    verdict: Verdict,
+    goes: Goes,
 }
 
 /// A turn that was let go; dropping it says that it has ended.
@@ -73,8 +79,8 @@ pub(crate) struct Going {
     id: u64,
 }
 
-/// A turn that waits; dropping it gives its place up.
-struct Place<'a> {
+/// Where a turn waits; dropping it gives that up.
+struct Seat<'a> {
     gate: &'a ModelGate,
     id: u64,
     /// A [`Going`] stands for it now.
@@ -82,7 +88,7 @@ struct Place<'a> {
     _waiting: GaugeGuard,
 }
 
-impl Drop for Place<'_> {
+impl Drop for Seat<'_> {
     fn drop(&mut self) {
         let now_ms = self.gate.now_ms();
         let mut inner = self.gate.lock();
@@ -128,60 +134,42 @@ impl Holds {
         job: &Job<'_>,
         first: &Chosen,
         returns: bool,
-    ) -> Result<(Going, Waited), ApiError> {
+    ) -> Result<(Going, Goes), ApiError> {
         let gate = self.gate(&job.model);
-        let (id, told) = {
+        let (id, verdict, goes, told) = {
             let now_ms = gate.now_ms();
             let mut inner = gate.lock();
-            let room = Room {
-                capacity_blocks: inner.capacity(now_ms, fleet, &job.model),
-                queue_ms: mean_queue_ms(first),
-            };
-            let id = inner.next_id;
-            inner.next_id += 1;
-            let queue_ms = queue_ms(first);
-            let node = inner.number(first.decision.prefill_node());
-            let is_open = inner.gate.is_open(queue_ms);
-            let turn = turn(id, job, first, returns);
-            let verdict = inner.gate.arrive(now_ms, room, turn, || {
-                if is_open {
-                    Start::Sent(node)
-                } else {
-                    Start::Full(node)
-                }
-            });
-            match verdict {
-                Verdict::Go => (id, None),
-                Verdict::Refuse { retry_after_ms } => return Err(self.refusal(retry_after_ms)),
-                Verdict::Hold => {
-                    let (tell, told) = oneshot::channel();
-                    let node = first.decision.prefill_node().clone();
-                    inner.waiting.insert(id, Waiter { node, tell });
-                    (id, Some(told))
-                }
-            }
+            inner.arrive(now_ms, fleet, job, (first, returns))
         };
         let going = |gate: Arc<ModelGate>| Going {
             gate,
             fleet: Arc::clone(fleet),
             id,
         };
-        let Some(told) = told else {
-            return Ok((going(gate), Waited::No));
+        let told = match (verdict, told) {
+            (Verdict::Go, _) => return Ok((going(gate), goes)),
+            (Verdict::Refuse { retry_after_ms }, _) => return Err(self.refusal(retry_after_ms)),
+            (Verdict::Hold, told) => told,
         };
-        let mut place = Place {
+        let mut seat = Seat {
             gate: &gate,
             id,
             taken: false,
             _waiting: GaugeGuard::new(&self.waiting),
         };
         match told.await {
-            Ok(Verdict::Go) => {
-                place.taken = true;
-                Ok((going(Arc::clone(&gate)), Waited::Yes))
+            Ok(Told {
+                verdict: Verdict::Go,
+                goes,
+            }) => {
+                seat.taken = true;
+                Ok((going(Arc::clone(&gate)), goes))
             }
-            Ok(Verdict::Refuse { retry_after_ms }) => Err(self.refusal(retry_after_ms)),
-            Ok(Verdict::Hold) | Err(_) => Err(self.refusal(1000.0)),
+            Ok(Told {
+                verdict: Verdict::Refuse { retry_after_ms },
+                ..
+            }) => Err(self.refusal(retry_after_ms)),
+            Ok(_) | Err(_) => Err(self.refusal(1000.0)),
         }
     }
 
@@ -205,7 +193,8 @@ impl Holds {
                     next_id: 0,
                     waiting: HashMap::new(),
                     nodes: Vec::new(),
-                    capacity: None,
+                    capacities: HashMap::new(),
+                    looked_up_ms: f64::NEG_INFINITY,
                 }),
                 born: self.born,
             })
@@ -227,13 +216,15 @@ impl Holds {
     }
 }
 
-/// Whether a turn had to wait.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Waited {
-    /// It did: what it was told of the nodes is old.
-    Yes,
-    /// It did not.
-    No,
+/// Where a turn goes that may go.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Goes {
+    /// To the node that was chosen before it came here.
+    AsChosen,
+    /// To any node: it had to wait, and what it was told of them is old.
+    Anywhere,
+    /// To the node where its session has its place.
+    To(NodeId),
 }
 
 impl Going {
@@ -267,13 +258,13 @@ impl ModelGate {
             return;
         }
         let queues = queues(fleet, &self.model);
-        let nodes_f64 = f64::from(u32::try_from(queues.len().max(1)).unwrap_or(u32::MAX));
-        let room = Room {
-            capacity_blocks: capacity_blocks(fleet, &self.model),
-            queue_ms: queues.values().sum::<f64>() / nodes_f64,
-        };
         let now_ms = self.now_ms();
         let inner = &mut *self.lock();
+        inner.look_up(now_ms, fleet, &self.model);
+        let rooms: Vec<NodeRoom> = queues
+            .iter()
+            .map(|(node, queue_ms)| inner.room(node, *queue_ms))
+            .collect();
         let Inner {
             gate,
             waiting,
@@ -281,37 +272,37 @@ impl ModelGate {
             ..
         } = inner;
         let node_queue_ms = gate.params().node_queue_ms;
-        let by_queue = |a: &(&NodeId, &f64), b: &(&NodeId, &f64)| a.1.total_cmp(b.1);
-        let idlest = queues.iter().min_by(by_queue);
-        let idlest = idlest.map(|(node, queue_ms)| (node.clone(), *queue_ms));
         // What is let go now is not counted at its node yet: one for each.
-        let mut given = HashSet::new();
-        let done = gate.release(now_ms, room, |id| {
+        let mut given = HashMap::new();
+        let done = gate.release(now_ms, Room { nodes: &rooms }, |id, place| {
             let Some(waiter) = waiting.get(&id) else {
                 return Start::Nowhere;
             };
-            let number = number(nodes, &waiter.node);
+            let own = number(nodes, &waiter.node);
+            let target = match place {
+                Place::Anywhere => own_or_idler(&rooms, own),
+                Place::Among(_) if place.allows(own) => own,
+                Place::Among(_) => match idlest(&rooms, place) {
+                    Some(room) => room.node,
+                    None => return Start::Nowhere,
+                },
+            };
             // A node that has gone has no queue: the turn chooses another.
-            let queue_ms = queues.get(&waiter.node).copied().unwrap_or(0.0);
-            if queue_ms <= node_queue_ms && given.insert(number) {
-                return Start::Sent(number);
+            let queue_ms = rooms.iter().find(|room| room.node == target);
+            let is_open = queue_ms.is_none_or(|room| room.queue_ms <= node_queue_ms);
+            if !is_open || given.values().any(|(at, _)| *at == target) {
+                return Start::Full(target);
             }
-            // Another node may have time by now: the turn chooses anew, and its cache counts there.
-            match &idlest {
-                Some((node, least_ms)) if *least_ms * MUCH_LESS < queue_ms => {
-                    let other = self::number(nodes, node);
-                    if given.insert(other) {
-                        Start::Sent(other)
-                    } else {
-                        Start::Full(number)
-                    }
-                }
-                _ => Start::Full(number),
-            }
+            given.insert(id, (target, place.clone()));
+            Start::Sent(target)
         });
         for (id, verdict) in done {
+            let goes = match given.remove(&id) {
+                Some((target, Place::Among(_))) => Goes::To(nodes[index(target)].clone()),
+                _ => Goes::Anywhere,
+            };
             if let Some(waiter) = waiting.remove(&id)
-                && waiter.tell.send(verdict).is_err()
+                && waiter.tell.send(Told { verdict, goes }).is_err()
                 && verdict == Verdict::Go
             {
                 // It has just gone away.
@@ -322,111 +313,84 @@ impl ModelGate {
 }
 
 impl Inner {
-    /// Blocks of 512 tokens in all pools, 0 where one is not known; looked up once a second.
-    fn capacity(&mut self, now_ms: f64, fleet: &Fleet, model: &str) -> u64 {
-        const LOOKED_UP_EVERY_MS: f64 = 1000.0;
-        if let Some((at_ms, blocks)) = self.capacity
-            && now_ms - at_ms < LOOKED_UP_EVERY_MS
-        {
-            return blocks;
+    /// A turn has come that would go to `first`.
+    fn arrive(
+        &mut self,
+        now_ms: f64,
+        fleet: &Fleet,
+        job: &Job<'_>,
+        (first, returns): (&Chosen, bool),
+    ) -> (u64, Verdict, Goes, oneshot::Receiver<Told>) {
+        self.look_up(now_ms, fleet, &job.model);
+        let (candidates, chosen) = (
+            first.decision.prefill_candidates(),
+            first.decision.prefill_node(),
+        );
+        let rooms: Vec<NodeRoom> = candidates
+            .iter()
+            .map(|candidate| self.room(&candidate.node, candidate.terms.queue_ms))
+            .collect();
+        let node_queue_ms = self.gate.params().node_queue_ms;
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut goes = Goes::AsChosen;
+        let turn = turn(id, job, first, returns);
+        let verdict = self
+            .gate
+            .arrive(now_ms, Room { nodes: &rooms }, turn, |place| {
+                let allowed = candidates.iter().zip(&rooms);
+                let allowed = allowed.filter(|(_, room)| place.allows(room.node));
+                // The chosen one where it may go there, else the cheapest of those.
+                let rank = |candidate: &policies::pick::Candidate| {
+                    (candidate.node != *chosen, candidate.cost_ms)
+                };
+                let best = allowed.min_by(|(a, _), (b, _)| {
+                    let ((a, a_ms), (b, b_ms)) = (rank(a), rank(b));
+                    a.cmp(&b).then(a_ms.total_cmp(&b_ms))
+                });
+                let Some((candidate, room)) = best else {
+                    return Start::Nowhere;
+                };
+                if room.queue_ms > node_queue_ms {
+                    return Start::Full(room.node);
+                }
+                if candidate.node != *chosen {
+                    goes = Goes::To(candidate.node.clone());
+                }
+                Start::Sent(room.node)
+            });
+        let (tell, told) = oneshot::channel();
+        if verdict == Verdict::Hold {
+            let node = chosen.clone();
+            self.waiting.insert(id, Waiter { node, tell });
         }
-        let blocks = capacity_blocks(fleet, model);
-        self.capacity = Some((now_ms, blocks));
-        blocks
+        (id, verdict, goes, told)
     }
 
-    fn number(&mut self, node: &NodeId) -> u64 {
-        number(&mut self.nodes, node)
-    }
-}
-
-fn number(nodes: &mut Vec<NodeId>, node: &NodeId) -> u64 {
-    let at = nodes.iter().position(|known| known == node);
-    let at = at.unwrap_or_else(|| {
-        nodes.push(node.clone());
-        nodes.len() - 1
-    });
-    at as u64
-}
-
-fn turn(id: u64, job: &Job<'_>, first: &Chosen, returns: bool) -> Turn {
-    let mut hasher = DefaultHasher::new();
-    job.identity.tenant.id.as_str().hash(&mut hasher);
-    let candidate = computing(first);
-    Turn {
-        id,
-        tenant: hasher.finish(),
-        session: job.session.id.key,
-        work_ms: candidate.map_or(0.0, |candidate| candidate.terms.prefill_ms),
-        returns,
-        footprint: Footprint {
-            blocks: job.log_blocks.clone(),
-            tokens: job.prompt.tokens,
-        },
-    }
-}
-
-/// The node that is to compute the prompt, with its costs.
-fn computing(first: &Chosen) -> Option<&Candidate> {
-    let node = first.decision.prefill_node();
-    let mut candidates = first.decision.prefill_candidates().iter();
-    candidates.find(|candidate| candidate.node == *node)
-}
-
-/// The prefill ahead at the node that was chosen.
-fn queue_ms(first: &Chosen) -> f64 {
-    computing(first).map_or(0.0, |candidate| candidate.terms.queue_ms)
-}
-
-/// The prefill ahead of a turn, on average over those that could take it.
-fn mean_queue_ms(first: &Chosen) -> f64 {
-    let candidates = first.decision.prefill_candidates();
-    let sum: f64 = candidates
-        .iter()
-        .map(|candidate| candidate.terms.queue_ms)
-        .sum();
-    sum / f64::from(u32::try_from(candidates.len().max(1)).unwrap_or(u32::MAX))
-}
-
-/// The prefill ahead at each node that computes prompts of a model; those that only answer do so
-/// where there is no other.
-fn queues(fleet: &Fleet, model: &str) -> HashMap<NodeId, f64> {
-    let nodes = fleet.nodes();
-    let of_model = |node: &&Arc<Node>| node.model().is_some_and(|served| *served == *model);
-    let has_others = nodes
-        .iter()
-        .filter(of_model)
-        .any(|node| node.duty.role != Role::Decode);
-    let serves =
-        |node: &&Arc<Node>| of_model(node) && !(has_others && node.duty.role == Role::Decode);
-    let queue = |node: &Arc<Node>| {
-        let view = node.view(Tiers::default());
-        let measured = view.prefill_tokens_per_s;
-        let rate = if measured >= 1.0 {
-            measured
-        } else {
-            policies::pick::Params::default().prefill_tokens_per_s_default
+    /// Looks up what the pools hold, once a second. Where prompts and answers are computed apart a
+    /// session has no one place, and what its prompt fills on either side is not followed: nothing is
+    /// known of the pools then, so that nobody waits for room.
+    fn look_up(&mut self, now_ms: f64, fleet: &Fleet, model: &str) {
+        const LOOKED_UP_EVERY_MS: f64 = 1000.0;
+        if now_ms - self.looked_up_ms < LOOKED_UP_EVERY_MS {
+            return;
+        }
+        self.looked_up_ms = now_ms;
+        let nodes = fleet.nodes();
+        let serving = nodes.iter().filter(|node| serves(node, model));
+        let is_apart = serving.clone().any(|node| node.duty.role != Role::Mixed);
+        let capacity = |node: &Arc<Node>| {
+            let blocks = node.facts().pool_blocks / BLOCKS_PER_BLOCK;
+            (node.id.clone(), if is_apart { 0 } else { blocks })
         };
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-        let tokens = view.inflight_prefill_tokens as f64;
-        (node.id.clone(), tokens * 1000.0 / rate)
-    };
-    nodes.iter().filter(serves).map(queue).collect()
-}
-
-/// Blocks of 512 tokens in all pools that keep sessions; 0 where one is not known, since the sum
-/// says nothing then.
-fn capacity_blocks(fleet: &Fleet, model: &str) -> u64 {
-    let nodes = fleet.nodes();
-    let serves = |node: &&Arc<Node>| node.model().is_some_and(|served| *served == *model);
-    let keeps = |node: &&Arc<Node>| serves(node) && node.duty.role != Role::Prefill;
-    let pools: Vec<u64> = nodes
-        .iter()
-        .filter(keeps)
-        .map(|node| node.facts().pool_blocks)
-        .collect();
-    if pools.contains(&0) {
-        return 0;
+        self.capacities = serving.map(capacity).collect();
     }
-    pools.iter().sum::<u64>() / BLOCKS_PER_BLOCK
+
+    fn room(&mut self, node: &NodeId, queue_ms: f64) -> NodeRoom {
+        NodeRoom {
+            node: number(&mut self.nodes, node),
+            capacity_blocks: self.capacities.get(node).copied().unwrap_or(0),
+            queue_ms,
+        }
+    }
 }

@@ -44,12 +44,25 @@ pub(crate) fn choose(
     params: &Params,
     question: &Question<'_>,
 ) -> Result<Chosen, ApiError> {
+    choose_among(fleet, bindings, params, question, |_| true)
+}
+
+/// Chooses among those of them that are allowed.
+pub(crate) fn choose_among(
+    fleet: &Fleet,
+    bindings: &Bindings,
+    params: &Params,
+    question: &Question<'_>,
+    may: impl Fn(&NodeId) -> bool,
+) -> Result<Chosen, ApiError> {
     let nodes = fleet.nodes();
     let known = fleet.known(question.model, &question.prompt.chain.hashes);
     // The prompt's last token is always computed, whatever a node holds.
     let creditable =
         creditable_blocks(usize::try_from(question.prompt.tokens).unwrap_or(usize::MAX));
-    let serving = |node: &&Arc<Node>| node.model().is_some_and(|model| *model == *question.model);
+    let serving = |node: &&Arc<Node>| {
+        may(&node.id) && node.model().is_some_and(|model| *model == *question.model)
+    };
     let views: Vec<NodeView> = nodes
         .iter()
         .filter(serving)

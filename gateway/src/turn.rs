@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use cache_index::ids::NodeId;
 use pingora::protocols::http::ServerSession;
 use policies::price::Usage;
 use serde_json::Value;
@@ -18,19 +19,20 @@ use self::asked::{Understood, understood};
 use crate::admit::Permit;
 use crate::ctx::{Ctx, Wanted};
 use crate::decisions::Routed;
+use crate::hold::Goes;
 use crate::identify::identify;
 use crate::ledger::Status;
 use crate::prompt::{Model, Planned};
 use crate::proxy::Gateway;
 use crate::relay::{End, Flow, Waited, watched};
 use crate::responses::Keeping;
-use crate::route::{Chosen, Question, check_context, choose};
+use crate::route::{Chosen, Question, check_context, choose, choose_among};
 use crate::session::Session;
 use crate::settle::{Account, Bill};
 use crate::store::{KeyIdentity, TenantId};
 use crate::tasks::Phase;
 use crate::upstream::X_REQUEST_TIMEOUT_MS;
-use crate::{hold, pair, read, recover, respond};
+use crate::{pair, read, recover, respond};
 use dialects::error::{ApiError, ErrorKind};
 use dialects::normalise::normalise;
 use dialects::{Delivery, Dialect, Fields, NodeParams, PromptInput, TokenIds, Turn, messages};
@@ -182,19 +184,23 @@ async fn chosen(
     (job, question): (&Job<'_>, &Question<'_>),
     mut stopping: Stopping<'_>,
 ) -> Result<Option<Chosen>, ApiError> {
-    let choose = || choose(&gateway.fleet, &gateway.bindings, &gateway.policy, question);
+    let (fleet, bindings, policy) = (&gateway.fleet, &gateway.bindings, &gateway.policy);
+    let choose = || choose(fleet, bindings, policy, question);
+    let choose_at = |at: &NodeId| choose_among(fleet, bindings, policy, question, |id| id == at);
     let first = choose()?;
     let returns = question.known.node.is_some();
     let passes = gateway.holds.pass(&gateway.fleet, job, &first, returns);
-    let (going, held) = match watched(client, &mut stopping, passes).await {
+    let (going, goes) = match watched(client, &mut stopping, passes).await {
         Waited::Done(passed) => passed?,
         Waited::ClientGone => return Ok(None),
         Waited::Stopping => return Err(stopped()),
     };
     ctx.going = Some(going);
-    match held {
-        hold::Waited::No => Ok(Some(first)),
-        hold::Waited::Yes => choose().map(Some),
+    match goes {
+        Goes::AsChosen => Ok(Some(first)),
+        Goes::Anywhere => choose().map(Some),
+        // Where it has its place, unless that has just gone.
+        Goes::To(node) => choose_at(&node).or_else(|_| choose()).map(Some),
     }
 }
 

@@ -338,9 +338,9 @@ fn hold(values: &mut Values<'_>) -> policies::hold::Params {
         ageing: values.get("ageing", default.ageing),
         distress_ms: values.get("distress", default.distress_ms),
         calm_ms: values.get("calm", default.calm_ms),
-        growth_per_s: values.get("growth", default.growth_per_s),
         set_share: values.get("share", default.set_share),
-        pause_quantile: values.get("pause", default.pause_quantile),
+        patience_ms: values.get("patience", default.patience_ms),
+        entry_queue_ms: values.get("entry", default.entry_queue_ms),
         wait_ms_max: values.get("wait", default.wait_ms_max),
         ..default
     }

@@ -1,23 +1,30 @@
-//! Which of the waiting turns goes next, which still waits, and which is told to come again?
+//! Which of the waiting turns goes next and where to, which still waits, and which is told to come
+//! again?
 //!
 //! Two reasons to wait in the gateway rather than at a node. A node that has prompts ahead for a
 //! while takes them in the order in which they came: what waits here can be ordered, the shortest
 //! uncached work first. And past the working-set cliff ([`served`]) more sessions at once serve
-//! fewer turns: a newcomer waits until there is room for its context. Whoever waits gains on the
-//! others by waiting, a tenant with much in flight goes behind one with little, and who has waited
-//! too long is told when to come again; its place is kept meanwhile.
+//! fewer turns. The gate takes the fleet to be past it while turns queue up and the contexts of those
+//! who came lately exceed the pools. Then each session has its place on one node: a member's turns
+//! go there and nowhere else, and a newcomer, whose whole context must be computed, enters where
+//! there is room for it and hardly any prefill ahead, so that members wait behind one newcomer at
+//! most. Whoever waits gains on the others by waiting, a tenant with much in flight goes behind one
+//! with little, and who has waited too long is told when to come again; its place in the order is
+//! kept meanwhile.
 //!
 //! Nothing is measured here and nothing sleeps: the caller asks with its clock after every change,
 //! and at [`Gate::wake_ms`].
 
+mod placing;
 mod queue;
+mod room;
 pub mod served;
 
 use std::collections::{HashMap, HashSet};
 
-use crate::cost::to_f64;
 use crate::view::SessionKey;
 use queue::{Queue, Waiting};
+pub use room::{NodeRoom, Place, Room};
 pub use served::Footprint;
 use served::Served;
 
@@ -28,16 +35,18 @@ pub struct Params {
     pub node_queue_ms: f64,
     /// Milliseconds of work that a millisecond of waiting outweighs.
     pub ageing: f64,
-    /// Above this much prefill ahead of a turn, on average over the nodes, the set shrinks.
+    /// With more prefill ahead of a turn than this, on average over the nodes, and contexts that
+    /// exceed the pools, each session is given its place.
     pub distress_ms: f64,
-    /// Below this, it grows while newcomers wait.
+    /// With less than this, and room for everybody, they may go where they like again.
     pub calm_ms: f64,
-    /// By this share of the pools a second.
-    pub growth_per_s: f64,
-    /// The share of the pools that the working set may take.
+    /// The share of its node's pool that a working set may take.
     pub set_share: f64,
-    /// A member that is silent for longer than this share of all pauses makes room.
-    pub pause_quantile: f64,
+    /// A member that is silent for so long makes room for a newcomer. Shorter: fewer pools' blocks
+    /// lie idle. Longer: fewer contexts are computed again.
+    pub patience_ms: f64,
+    /// A newcomer enters at a node with at most so much prefill ahead.
+    pub entry_queue_ms: f64,
     /// Nobody waits longer at a time.
     pub wait_ms_max: f64,
     /// Turns that may wait.
@@ -48,12 +57,12 @@ impl Default for Params {
     fn default() -> Self {
         Self {
             node_queue_ms: 20_000.0,
-            ageing: 0.2,
+            ageing: 0.02,
             distress_ms: 3000.0,
             calm_ms: 500.0,
-            growth_per_s: 0.003,
-            set_share: 0.9,
-            pause_quantile: 0.95,
+            set_share: 1.0,
+            patience_ms: 120_000.0,
+            entry_queue_ms: 1000.0,
             wait_ms_max: 30_000.0,
             waiting_max: 4096,
         }
@@ -92,15 +101,6 @@ pub enum Verdict {
     },
 }
 
-/// What the fleet has for newcomers.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Room {
-    /// What all pools hold, in blocks of 512 tokens; 0 where it is not known: then everybody fits.
-    pub capacity_blocks: u64,
-    /// The prefill ahead of a turn, on average over the nodes.
-    pub queue_ms: f64,
-}
-
 /// What became of an attempt to send a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
@@ -123,12 +123,11 @@ pub struct Gate {
     /// Work of each tenant that was sent and has no first token yet.
     in_flight_ms: HashMap<u64, f64>,
     started: HashMap<u64, Started>,
-    /// The share of the pools that the set may take now.
-    share: f64,
-    adapted_ms: f64,
-    /// When the waiting turns were last asked.
-    asked_ms: f64,
-    /// When all of them were.
+    /// Whether each session has its place.
+    is_bounded: bool,
+    /// When a newcomer last found no room.
+    short_ms: f64,
+    /// When all waiting turns were last asked.
     asked_all_ms: f64,
     /// Nodes that got something done since.
     changed: HashSet<u64>,
@@ -152,11 +151,6 @@ struct Started {
 
 /// A turn whose node was full is asked again after this time even if the node has told nothing.
 const ASK_ALL_EVERY_MS: f64 = 1000.0;
-/// So many times what the pools hold is no bound at all.
-const SHARE_MAX: f64 = 8.0;
-/// In distress the set shrinks by this much a second.
-const SHRINK_PER_S: f64 = 0.05;
-
 /// A refused session keeps its place for so long after it should have come again.
 const PLACE_KEPT_MS: f64 = 60_000.0;
 /// The longest time that a refused client is told to stay away: what is behind it nobody can say.
@@ -174,9 +168,8 @@ impl Gate {
             refused: HashMap::new(),
             in_flight_ms: HashMap::new(),
             started: HashMap::new(),
-            share: SHARE_MAX,
-            adapted_ms: 0.0,
-            asked_ms: 0.0,
+            is_bounded: false,
+            short_ms: 0.0,
             asked_all_ms: 0.0,
             changed: HashSet::new(),
         }
@@ -202,22 +195,31 @@ impl Gate {
         queue_ms <= self.params.node_queue_ms
     }
 
-    /// A turn has come. `start` sends it if the node it would go to is open, and says
+    /// A turn has come. `start` sends it to a node where it may go, if that is open, and says
     /// whether it did.
     pub fn arrive(
         &mut self,
         now_ms: f64,
-        room: Room,
+        room: Room<'_>,
         turn: Turn,
-        start: impl FnOnce() -> Start,
+        start: impl FnOnce(&Place) -> Start,
     ) -> Verdict {
         self.adapt(now_ms, room);
-        // Whoever waits was asked after the last change: the node or the room that this one finds
-        // is not what they wait for.
-        let is_member = self.enter(now_ms, room, &turn);
-        let started = if is_member { start() } else { Start::Nowhere };
+        // While it waits for its node, nobody takes its session's place.
+        let own = self.served.node_of(turn.session);
+        if let Some(node) = own {
+            self.begin(now_ms, &turn, node);
+        }
+        // Newcomers go in their order.
+        let must_queue = self.is_bounded && own.is_none() && self.queue.has_newcomers();
+        let place = match must_queue {
+            true => None,
+            false => self.place(now_ms, room, &turn),
+        };
+        let is_member = own.is_some();
+        let started = place.map_or(Start::Nowhere, |place| start(&place));
         if let Start::Sent(node) = started {
-            self.go(&turn, node);
+            self.go(now_ms, room, (&turn, is_member), node);
             return Verdict::Go;
         }
         if self.queue.len() >= self.params.waiting_max {
@@ -237,24 +239,16 @@ impl Gate {
         Verdict::Hold
     }
 
-    /// Lets go whoever may: `start` sends a turn if the node it would go to is open, and says
-    /// whether it did. Answers for every turn that waits no longer.
+    /// Lets go whoever may: `start` sends a turn to a node where it may go, if that is open, and
+    /// says whether it did. Answers for every turn that waits no longer.
     pub fn release(
         &mut self,
         now_ms: f64,
-        room: Room,
-        mut start: impl FnMut(u64) -> Start,
+        room: Room<'_>,
+        mut start: impl FnMut(u64, &Place) -> Start,
     ) -> Vec<(u64, Verdict)> {
         self.adapt(now_ms, room);
-        self.asked_ms = now_ms;
-        let mut done = Vec::new();
-        for late in self.queue.take_late(now_ms - self.params.wait_ms_max) {
-            if late.is_member {
-                self.served.end(now_ms, late.turn.session);
-            }
-            let verdict = self.refuse(now_ms, late.turn.session, late.since_ms);
-            done.push((late.turn.id, verdict));
-        }
+        let mut done = self.refuse_late(now_ms);
         let mut changed = std::mem::take(&mut self.changed);
         // Time passes at the nodes, too, and a turn may have found another one meanwhile.
         let all = now_ms - self.asked_all_ms >= ASK_ALL_EVERY_MS;
@@ -262,38 +256,52 @@ impl Gate {
             self.asked_all_ms = now_ms;
         }
         let order = self.queue.order(|waiting| self.score(now_ms, waiting));
-        let mut full = HashSet::new();
+        let (mut full, mut entered) = (HashSet::new(), HashSet::new());
+        let mut has_room = true;
         for id in order {
             let may_try = |waiting: &Waiting| match waiting.full {
+                _ if !waiting.is_member && !has_room => false,
                 Some(node) => !full.contains(&node) && (all || changed.contains(&node)),
                 None => true,
             };
             let Some(mut waiting) = self.queue.remove_if(id, may_try) else {
                 continue;
             };
-            waiting.is_member = waiting.is_member || self.enter(now_ms, room, &waiting.turn);
-            let started = match waiting.is_member {
-                true => start(id),
-                false => Start::Nowhere,
+            let place = self.place_beside(now_ms, room, &waiting.turn, &entered);
+            let started = match &place {
+                Some(place) => start(id, place),
+                None => Start::Nowhere,
             };
             if let Start::Sent(node) = started {
-                self.go(&waiting.turn, node);
+                if !waiting.is_member {
+                    entered.insert(node);
+                }
+                self.go(now_ms, room, (&waiting.turn, waiting.is_member), node);
                 done.push((id, Verdict::Go));
                 continue;
             }
+            // Room is given in order: a small context must not pass a large one for ever.
+            has_room &= place.is_some();
             waiting.full = full_node(started);
             if let Some(node) = waiting.full {
                 full.insert(node);
                 changed.remove(&node);
             }
-            let is_newcomer = !waiting.is_member;
             self.queue.put(waiting);
-            if is_newcomer {
-                // Room is given in order: a small context must not pass a large one for ever.
-                break;
-            }
         }
         done
+    }
+
+    fn refuse_late(&mut self, now_ms: f64) -> Vec<(u64, Verdict)> {
+        let late = self.queue.take_late(now_ms - self.params.wait_ms_max);
+        let refused = late.into_iter().map(|late| {
+            if late.is_member {
+                self.served.end(now_ms, late.turn.session);
+            }
+            let verdict = self.refuse(now_ms, late.turn.session, late.since_ms);
+            (late.turn.id, verdict)
+        });
+        refused.collect()
     }
 
     /// Who waits goes away.
@@ -329,17 +337,7 @@ impl Gate {
     /// When to ask [`Gate::release`] even if nothing happens; none while nobody waits.
     pub fn wake_ms(&self) -> Option<f64> {
         let late_ms = self.queue.oldest_ms()? + self.params.wait_ms_max;
-        let patience_ms = self.served.patience_ms(self.params.pause_quantile);
-        let leaves = self
-            .served
-            .longest_silent()
-            .map(|since| since + patience_ms);
-        // A member that should have left has nobody to make room for.
-        let leaves_ms = leaves.filter(|at| *at > self.asked_ms && self.queue.has_newcomers());
-        let again_ms = self.asked_all_ms + ASK_ALL_EVERY_MS;
-        let again_ms = Some(again_ms).filter(|_| self.queue.has_members());
-        let all = [Some(late_ms), leaves_ms, again_ms];
-        all.into_iter().flatten().min_by(f64::total_cmp)
+        Some(late_ms.min(self.asked_all_ms + ASK_ALL_EVERY_MS))
     }
 
     /// The lower, the sooner.
@@ -349,64 +347,27 @@ impl Gate {
         turn.work_ms + tenant_ms - self.params.ageing * (now_ms - waiting.since_ms)
     }
 
-    /// Makes a turn's session one of those that are served, if its context fits beside theirs; who
-    /// makes room for it leaves.
-    fn enter(&mut self, now_ms: f64, room: Room, turn: &Turn) -> bool {
-        let fits = room.capacity_blocks == 0 || self.makes_room(now_ms, room, turn);
-        if fits {
-            self.refused.remove(&turn.session);
-            let counted = if turn.returns {
-                turn.footprint.clone()
-            } else {
-                Footprint::default()
-            };
-            let who = (turn.session, turn.tenant);
-            self.served.begin(now_ms, who, counted);
-        }
-        fits
+    fn begin(&mut self, now_ms: f64, turn: &Turn, node: u64) {
+        self.refused.remove(&turn.session);
+        let counted = if turn.returns {
+            turn.footprint.clone()
+        } else {
+            Footprint::default()
+        };
+        self.served.begin(now_ms, turn.session, node, counted);
     }
 
-    /// Lets the set follow how busy the fleet is. Where everybody is served in time it has no bound,
-    /// whatever the pools hold; where turns queue up it shrinks to what the pools do hold.
-    fn adapt(&mut self, now_ms: f64, room: Room) {
-        let seconds = ((now_ms - self.adapted_ms) / 1000.0).clamp(0.0, 10.0);
-        self.adapted_ms = now_ms;
-        let capacity = to_f64(room.capacity_blocks).max(1.0);
-        if room.queue_ms > self.params.distress_ms {
-            let taken = to_f64(self.served.blocks()) / capacity;
-            let from = self.share.min(taken.max(self.params.set_share));
-            self.share = (from * (1.0 - SHRINK_PER_S * seconds)).max(self.params.set_share);
-        } else if room.queue_ms < self.params.calm_ms && self.queue.has_newcomers() {
-            self.share = (self.share + self.params.growth_per_s * seconds).min(SHARE_MAX);
+    fn go(&mut self, now_ms: f64, room: Room<'_>, (turn, has_begun): (&Turn, bool), node: u64) {
+        if has_begun {
+            self.served.move_to(turn.session, node);
+        } else {
+            self.begin(now_ms, turn, node);
         }
-    }
-
-    fn makes_room(&mut self, now_ms: f64, room: Room, turn: &Turn) -> bool {
-        #[expect(
-            clippy::cast_precision_loss,
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a share of a number of blocks"
-        )]
-        let most = (self.share * room.capacity_blocks as f64) as u64;
-        while self.served.blocks() > most && self.served.expel_one() {}
-        if self.served.holds(turn.session) {
-            return true;
+        if self.is_bounded
+            && let Some(node) = room.node(node)
+        {
+            self.served.shrink(node.node, self.blocks_max(node));
         }
-        let patience_ms = self.served.patience_ms(self.params.pause_quantile);
-        loop {
-            let added = self.served.added(&turn.footprint);
-            // A context that fits nowhere is served alone: nobody could ever make room for it.
-            if self.served.blocks() + added <= most || self.served.is_empty() {
-                return true;
-            }
-            if !self.served.expel_silent(now_ms, patience_ms) {
-                return false;
-            }
-        }
-    }
-
-    fn go(&mut self, turn: &Turn, node: u64) {
         *self.in_flight_ms.entry(turn.tenant).or_default() += turn.work_ms;
         let started = Started {
             session: turn.session,

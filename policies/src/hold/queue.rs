@@ -49,11 +49,6 @@ impl Queue {
         None
     }
 
-    /// Whether anybody waits whose session is served.
-    pub(super) fn has_members(&self) -> bool {
-        self.waiting.values().any(|waiting| waiting.is_member)
-    }
-
     /// When the one that came first this time came.
     pub(super) fn oldest_ms(&self) -> Option<f64> {
         let came = self.waiting.values().map(|waiting| waiting.came_ms);

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::placing::ROOM_FOR_ALL_MS;
 use super::*;
 
 fn turn(id: u64, session: u128, work_ms: f64, blocks: std::ops::Range<u64>) -> Turn {
@@ -19,23 +20,46 @@ fn turn(id: u64, session: u128, work_ms: f64, blocks: std::ops::Range<u64>) -> T
     }
 }
 
-/// Pools of so many blocks, and nothing queued.
-fn room(capacity_blocks: u64) -> Room {
-    Room {
+/// The node that turns go to where a test needs but one.
+const NODE: u64 = 7;
+
+/// A node whose pool has so many blocks, and so much ahead.
+fn node(node: u64, capacity_blocks: u64, queue_ms: f64) -> NodeRoom {
+    NodeRoom {
+        node,
         capacity_blocks,
-        queue_ms: 1000.0,
+        queue_ms,
     }
 }
 
-/// A gate of a fleet that has been in distress: the set may take what the pools hold, no more.
-fn strict(params: Params) -> Gate {
-    let mut gate = Gate::new(params);
-    let distress = Room {
-        capacity_blocks: 10,
-        queue_ms: 1e6,
-    };
-    gate.release(0.0, distress, |_| Start::Nowhere);
-    gate
+/// One node of which nobody knows what it holds.
+const ANY: Room<'static> = Room {
+    nodes: &[NodeRoom {
+        node: NODE,
+        capacity_blocks: 0,
+        queue_ms: 1000.0,
+    }],
+};
+
+fn sent(_: &Place) -> Start {
+    Start::Sent(NODE)
+}
+
+fn full(_: &Place) -> Start {
+    Start::Full(NODE)
+}
+
+fn no_room(place: &Place) -> Start {
+    panic!("there is no room: {place:?}")
+}
+
+/// A gate of a fleet that is past the cliff: each session has its place.
+fn bounded(params: Params) -> Gate {
+    Gate {
+        is_bounded: true,
+        short_ms: f64::MAX,
+        ..Gate::new(params)
+    }
 }
 
 fn names(done: &[(u64, Verdict)]) -> Vec<u64> {
@@ -46,23 +70,20 @@ fn names(done: &[(u64, Verdict)]) -> Vec<u64> {
 #[test]
 fn a_full_nodes_turns_wait_and_the_shortest_goes_first() {
     let mut gate = Gate::new(Params::default());
-    let go = gate.arrive(0.0, room(0), turn(0, 0, 900.0, 0..1), || Start::Sent(7));
+    let go = gate.arrive(0.0, ANY, turn(0, 0, 900.0, 0..1), sent);
     assert_eq!(go, Verdict::Go);
     for (id, work_ms) in [(1, 500.0), (2, 100.0), (3, 300.0)] {
         let came = turn(id, id.into(), work_ms, 0..1);
-        let held = gate.arrive(1.0, room(0), came, || Start::Full(7));
+        let held = gate.arrive(1.0, ANY, came, full);
         assert_eq!(held, Verdict::Hold);
     }
     // Nothing has happened at the node: nobody is asked.
-    assert_eq!(
-        gate.release(2.0, room(0), |id| panic!("{id} was asked")),
-        []
-    );
+    assert_eq!(gate.release(2.0, ANY, |id, _| panic!("{id} was asked")), []);
     gate.first_token(0);
-    let mut sent = 0;
-    let done = gate.release(3.0, room(0), |_| {
-        sent += 1;
-        if sent == 1 {
+    let mut asked = 0;
+    let done = gate.release(3.0, ANY, |_, _| {
+        asked += 1;
+        if asked == 1 {
             Start::Sent(7)
         } else {
             Start::Full(7)
@@ -73,7 +94,7 @@ fn a_full_nodes_turns_wait_and_the_shortest_goes_first() {
     // A node that tells nothing is asked again after a while.
     let again_ms = gate.wake_ms().expect("two wait");
     assert!(again_ms <= 3.0 + ASK_ALL_EVERY_MS, "{again_ms}");
-    let done = gate.release(again_ms, room(0), |_| Start::Sent(8));
+    let done = gate.release(again_ms, ANY, |_, _| Start::Sent(8));
     assert_eq!(names(&done), [3, 1]);
     assert_eq!(gate.wake_ms(), None);
 }
@@ -85,7 +106,7 @@ fn whoever_waits_long_enough_goes_before_shorter_ones() {
         ..Params::default()
     };
     let mut gate = Gate::new(params);
-    gate.arrive(0.0, room(0), turn(1, 1, 1000.0, 0..1), || Start::Full(0));
+    gate.arrive(0.0, ANY, turn(1, 1, 1000.0, 0..1), full);
     // 1,000 ms of work against 100: outweighed after 1,800 ms.
     for (now_ms, first) in [(1700.0, 2), (1900.0, 1)] {
         let mut gate = Gate {
@@ -93,9 +114,9 @@ fn whoever_waits_long_enough_goes_before_shorter_ones() {
             queue: Queue::default(),
             ..Gate::new(params)
         };
-        gate.arrive(0.0, room(0), turn(1, 1, 1000.0, 0..1), || Start::Full(0));
-        gate.arrive(now_ms, room(0), turn(2, 2, 100.0, 0..1), || Start::Full(0));
-        let done = gate.release(now_ms, room(0), |_| Start::Sent(0));
+        gate.arrive(0.0, ANY, turn(1, 1, 1000.0, 0..1), full);
+        gate.arrive(now_ms, ANY, turn(2, 2, 100.0, 0..1), full);
+        let done = gate.release(now_ms, ANY, |_, _| Start::Sent(0));
         assert_eq!(done[0].0, first, "at {now_ms}");
     }
 }
@@ -107,90 +128,140 @@ fn a_tenant_with_much_in_flight_goes_behind() {
         tenant,
         ..turn(id, id.into(), work_ms, 0..1)
     };
-    gate.arrive(0.0, room(0), of(1, 0, 5000.0), || Start::Sent(0));
-    gate.arrive(0.0, room(0), of(1, 1, 10.0), || Start::Full(0));
-    gate.arrive(0.0, room(0), of(2, 2, 2000.0), || Start::Full(0));
-    let done = gate.release(1000.0, room(0), |_| Start::Sent(0));
+    gate.arrive(0.0, ANY, of(1, 0, 5000.0), sent);
+    gate.arrive(0.0, ANY, of(1, 1, 10.0), full);
+    gate.arrive(0.0, ANY, of(2, 2, 2000.0), full);
+    let done = gate.release(1000.0, ANY, |_, _| Start::Sent(0));
     assert_eq!(names(&done), [2, 1]);
 }
 
 #[test]
 fn a_newcomer_waits_for_room_and_the_silent_make_it() {
-    let mut gate = strict(Params {
-        set_share: 1.0,
+    let pools = [node(NODE, 10, 600.0)];
+    let room = Room { nodes: &pools };
+    let mut gate = bounded(Params {
+        wait_ms_max: f64::MAX,
         ..Params::default()
     });
-    let (sent, nobody) = (|| Start::Sent(0), || panic!("there is no room"));
     assert_eq!(
-        gate.arrive(0.0, room(10), turn(1, 1, 1.0, 0..6), sent),
+        gate.arrive(0.0, room, turn(1, 1, 1.0, 0..6), sent),
         Verdict::Go
     );
     // What it shares with the first counts once: 0..4, then 100..102.
     let mut sibling = turn(2, 2, 1.0, 0..4);
     sibling.footprint.blocks.extend(100..102);
-    assert_eq!(gate.arrive(0.0, room(10), sibling, sent), Verdict::Go);
+    assert_eq!(gate.arrive(0.0, room, sibling, sent), Verdict::Go);
     assert_eq!(gate.served().blocks(), 8);
     let third = turn(3, 3, 1.0, 200..203);
-    assert_eq!(gate.arrive(0.0, room(10), third, nobody), Verdict::Hold);
-    // A member's next turn does not wait, nor does who fits.
+    assert_eq!(gate.arrive(0.0, room, third, no_room), Verdict::Hold);
+    // A member's next turn does not wait.
     gate.first_token(1);
     gate.ended(1000.0, 1);
     assert_eq!(
-        gate.arrive(2000.0, room(10), turn(4, 1, 1.0, 0..6), sent),
+        gate.arrive(2000.0, room, turn(4, 1, 1.0, 0..6), sent),
         Verdict::Go
     );
     gate.ended(3000.0, 4);
-    assert_eq!(
-        gate.release(3000.0, room(10), |_| panic!("no room yet")),
-        []
-    );
-    // Two minutes of silence: the default while few pauses are known.
-    let leaves_ms = 3000.0 + 120_000.0;
-    let gate_wakes = gate.wake_ms().expect("one waits");
-    assert!(gate_wakes <= leaves_ms);
-    let mut patient = Gate {
-        params: Params {
-            wait_ms_max: f64::MAX,
-            ..gate.params
-        },
-        ..gate
-    };
-    assert_eq!(patient.wake_ms(), Some(leaves_ms));
-    let done = patient.release(leaves_ms, room(10), |_| Start::Sent(0));
+    let leaves_ms = 3000.0 + gate.params().patience_ms;
+    let early = gate.release(leaves_ms - 1.0, room, |_, place| no_room(place));
+    assert_eq!(early, []);
+    let done = gate.release(leaves_ms, room, |_, place| sent(place));
     assert_eq!(names(&done), [3]);
-    assert!(!patient.served().holds(SessionKey(1)));
+    assert_eq!(gate.served().node_of(SessionKey(1)), None);
+}
+
+#[test]
+fn a_member_stays_with_its_node_and_a_newcomer_goes_where_there_is_room_and_time() {
+    let pools = [node(0, 10, 0.0), node(1, 10, 0.0), node(2, 10, 5000.0)];
+    let room = Room { nodes: &pools };
+    let mut gate = bounded(Params::default());
+    let at = |node| move |_: &Place| Start::Sent(node);
+    gate.arrive(0.0, room, turn(1, 1, 1.0, 0..8), at(0));
+    gate.ended(0.0, 1);
+    // Node 0 has no room, node 2 much ahead.
+    let entered = gate.arrive(0.0, room, turn(2, 2, 1.0, 10..18), |place| {
+        assert_eq!(*place, Place::Among(vec![1]));
+        Start::Sent(1)
+    });
+    assert_eq!(entered, Verdict::Go);
+    let stayed = gate.arrive(0.0, room, turn(3, 1, 1.0, 0..9), |place| {
+        assert_eq!(*place, Place::Among(vec![0]));
+        Start::Sent(0)
+    });
+    assert_eq!(stayed, Verdict::Go);
+    gate.ended(1.0, 3);
+    // Its node goes away: it enters anew, and its context leaves the old place.
+    let grown = [node(1, 100, 0.0)];
+    let moved = gate.arrive(2.0, Room { nodes: &grown }, turn(4, 1, 1.0, 0..9), at(1));
+    assert_eq!(moved, Verdict::Go);
+    assert_eq!(gate.served().blocks_on(0), 0);
+    assert_eq!(gate.served().blocks_on(1), 17);
+}
+
+#[test]
+fn one_newcomer_at_a_time_enters_at_a_node() {
+    let pools = [node(0, 100, 0.0), node(1, 100, 0.0)];
+    let busy = [node(0, 100, 9000.0), node(1, 100, 9000.0)];
+    let mut gate = bounded(Params::default());
+    for id in 0..3 {
+        let new = turn(id, id.into(), 100.0, id * 10..id * 10 + 5);
+        gate.arrive(0.0, Room { nodes: &busy }, new, no_room);
+    }
+    let mut asked = Vec::new();
+    let done = gate.release(1.0, Room { nodes: &pools }, |_, place| {
+        asked.push(place.clone());
+        let Place::Among(nodes) = place else {
+            return Start::Nowhere;
+        };
+        Start::Sent(nodes[0])
+    });
+    assert_eq!(names(&done), [0, 1]);
+    assert_eq!(
+        asked,
+        [Place::Among(vec![0, 1]), Place::Among(vec![1])],
+        "each node once"
+    );
+}
+
+#[test]
+fn members_that_outgrow_a_pool_push_out_the_longest_silent() {
+    let pools = [node(NODE, 10, 0.0)];
+    let room = Room { nodes: &pools };
+    let mut gate = bounded(Params::default());
+    for (id, blocks) in [(1, 0..4), (2, 10..14)] {
+        gate.arrive(id as f64, room, turn(id, id.into(), 1.0, blocks), sent);
+        gate.ended(id as f64, id);
+    }
+    gate.arrive(3.0, room, turn(3, 2, 1.0, 10..18), sent);
+    assert_eq!(gate.served().node_of(SessionKey(1)), None);
+    assert_eq!(gate.served().blocks(), 8);
 }
 
 #[test]
 fn who_waited_too_long_comes_again_and_keeps_its_place() {
-    let params = Params {
+    let of = |blocks| [node(NODE, blocks, 0.0)];
+    let (small, large) = (of(4), of(8));
+    let (small, large) = (Room { nodes: &small }, Room { nodes: &large });
+    let mut gate = bounded(Params {
         wait_ms_max: 5000.0,
-        set_share: 1.0,
+        ageing: 0.2,
         ..Params::default()
-    };
-    let mut gate = strict(params);
-    gate.arrive(0.0, room(4), turn(1, 1, 1.0, 0..4), || Start::Sent(0));
-    let held = gate.arrive(0.0, room(4), turn(2, 2, 9000.0, 10..14), || Start::Sent(0));
+    });
+    gate.arrive(0.0, small, turn(1, 1, 1.0, 0..4), sent);
+    let held = gate.arrive(0.0, small, turn(2, 2, 9000.0, 10..14), no_room);
     assert_eq!(held, Verdict::Hold);
-    assert_eq!(gate.wake_ms(), Some(5000.0));
-    let done = gate.release(5000.0, room(4), |_| panic!("there is no room"));
+    let done = gate.release(5000.0, small, |_, place| no_room(place));
     let Some((2, Verdict::Refuse { retry_after_ms })) = done.first().copied() else {
         panic!("{done:?}")
     };
     assert!((1000.0..=60_000.0).contains(&retry_after_ms));
     // A shorter one has come meanwhile; the first has waited for longer, earlier tries included.
     let again_ms = 5000.0 + retry_after_ms;
-    gate.arrive(again_ms - 1.0, room(4), turn(3, 3, 8500.0, 20..24), || {
-        Start::Sent(0)
-    });
-    gate.arrive(again_ms, room(4), turn(4, 2, 9000.0, 10..14), || {
-        Start::Sent(0)
-    });
-    gate.ended(again_ms, 1);
+    let shorter = turn(3, 3, 8500.0, 20..24);
+    gate.arrive(again_ms - 1.0, small, shorter, no_room);
+    gate.arrive(again_ms, small, turn(4, 2, 9000.0, 10..14), no_room);
     let later_ms = again_ms + 4000.0;
-    let none = gate.release(later_ms, room(5), |_| Start::Sent(0));
-    assert_eq!(none, [], "its own context is the pool");
-    let done = gate.release(later_ms, room(8), |_| Start::Sent(0));
+    let done = gate.release(later_ms, large, |_, place| sent(place));
     assert_eq!(names(&done), [4]);
 }
 
@@ -200,15 +271,14 @@ fn a_full_queue_refuses() {
         waiting_max: 1,
         ..Params::default()
     });
-    let full = || Start::Full(0);
     assert_eq!(
-        gate.arrive(0.0, room(0), turn(1, 1, 1.0, 0..1), full),
+        gate.arrive(0.0, ANY, turn(1, 1, 1.0, 0..1), full),
         Verdict::Hold
     );
-    let refused = gate.arrive(0.0, room(0), turn(2, 2, 1.0, 0..1), full);
+    let refused = gate.arrive(0.0, ANY, turn(2, 2, 1.0, 0..1), full);
     assert!(matches!(refused, Verdict::Refuse { .. }), "{refused:?}");
-    // Not one of those that run: its context leaves with it.
-    assert_eq!(gate.served().longest_silent(), Some(0.0));
+    // Who was never sent has no place.
+    assert!(gate.served().is_empty());
 }
 
 /// A tiny generator: tests must not depend on a crate's stream of random numbers.
@@ -245,14 +315,30 @@ impl Random {
     }
 }
 
+impl Start {
+    /// The same at a node where the turn may go.
+    fn at(self, place: &Place) -> Self {
+        let other = match place {
+            Place::Among(nodes) => nodes[0],
+            Place::Anywhere => panic!("all have their places"),
+        };
+        match self {
+            Self::Sent(node) if !place.allows(node) => Self::Sent(other),
+            Self::Full(node) if !place.allows(node) => Self::Full(other),
+            start => start,
+        }
+    }
+}
+
 /// Random turns, ends and departures; the twin knows only which turns are where.
 fn check(seed: u64) {
-    const CAPACITY: u64 = 40;
+    let pools = [0, 1, 2, 3].map(|number| node(number, 12, 500.0));
+    let room = Room { nodes: &pools };
     let mut random = Random(seed);
-    let mut gate = strict(Params {
+    let mut gate = bounded(Params {
         wait_ms_max: 3000.0,
+        patience_ms: 2000.0,
         waiting_max: 12,
-        set_share: 1.0,
         ..Params::default()
     });
     let (mut waiting, mut running) = (HashSet::new(), BTreeMap::new());
@@ -260,7 +346,7 @@ fn check(seed: u64) {
     for id in 0..600 {
         now_ms += random.below(400) as f64;
         let (session, new, start) = random.turn(id);
-        match gate.arrive(now_ms, room(CAPACITY), new, || start) {
+        match gate.arrive(now_ms, room, new, |place| start.at(place)) {
             Verdict::Go => drop(running.insert(id, session)),
             Verdict::Hold => assert!(waiting.insert((id, session))),
             Verdict::Refuse { retry_after_ms } => assert!(retry_after_ms >= 1000.0),
@@ -278,9 +364,12 @@ fn check(seed: u64) {
             gate.leave(now_ms, id);
         }
         let sessions: HashMap<u64, u64> = waiting.iter().copied().collect();
-        let done = gate.release(now_ms, room(CAPACITY), |id| match random.below(3) {
-            0 => Start::Full(sessions[&id] % 4),
-            _ => Start::Sent(sessions[&id] % 4),
+        let done = gate.release(now_ms, room, |id, place| {
+            let start = match random.below(3) {
+                0 => Start::Full(sessions[&id] % 4),
+                _ => Start::Sent(sessions[&id] % 4),
+            };
+            start.at(place)
         });
         for (id, verdict) in done {
             assert!(waiting.remove(&(id, sessions[&id])), "{id} did not wait");
@@ -291,7 +380,8 @@ fn check(seed: u64) {
         }
         assert_eq!(gate.waiting(), waiting.len(), "seed {seed}");
         for session in running.values() {
-            assert!(gate.served().holds(SessionKey((*session).into())));
+            let session = SessionKey((*session).into());
+            assert!(gate.served().node_of(session).is_some());
         }
     }
     let left: Vec<u64> = waiting.drain().map(|(id, _)| id).collect();
@@ -313,61 +403,38 @@ fn nothing_is_lost_and_everything_is_given_back() {
 }
 
 #[test]
-fn pauses_are_told_by_their_share() {
-    let mut pauses = served::Pauses::default();
-    assert!(
-        (pauses.quantile_ms(0.9) - 120_000.0).abs() < 1.0,
-        "none known"
-    );
-    for _ in 0..90 {
-        pauses.note(1000.0);
-    }
-    for _ in 0..10 {
-        pauses.note(60_000.0);
-    }
-    let half = pauses.quantile_ms(0.5);
-    assert!((1000.0..1500.0).contains(&half), "{half}");
-    let most = pauses.quantile_ms(0.97);
-    assert!((60_000.0..90_000.0).contains(&most), "{most}");
-}
-
-#[test]
-fn the_set_is_bounded_only_while_turns_queue_up() {
-    let params = Params {
-        set_share: 1.0,
-        growth_per_s: 0.1,
+fn sessions_are_bound_to_places_only_past_the_cliff() {
+    let calm = [node(NODE, 10, 100.0)];
+    let distress = [node(NODE, 10, 9000.0)];
+    let (calm, distress) = (Room { nodes: &calm }, Room { nodes: &distress });
+    let big = |id: u64| turn(id, id.into(), 1.0, id * 100..id * 100 + 8);
+    let anywhere = |place: &Place| {
+        assert_eq!(*place, Place::Anywhere);
+        Start::Sent(NODE)
+    };
+    let mut gate = Gate::new(Params {
         wait_ms_max: f64::MAX,
         ..Params::default()
-    };
-    let mut gate = Gate::new(params);
-    let of = |queue_ms| Room {
-        capacity_blocks: 10,
-        queue_ms,
-    };
-    let big = |id: u64| turn(id, id.into(), 1.0, id * 100..id * 100 + 8);
-    // Nothing queues up: three times what the pools hold.
-    for id in 0..4 {
-        let went = gate.arrive(0.0, of(100.0), big(id), || Start::Sent(0));
-        assert_eq!(went, Verdict::Go);
-        gate.ended(0.0, id);
+    });
+    // Turns queue up, but all that is live fits: nothing would be gained by holding any.
+    assert_eq!(gate.arrive(0.0, distress, big(0), anywhere), Verdict::Go);
+    gate.ended(0.0, 0);
+    // Nothing queues up: three times what the pool holds.
+    for id in 1..4 {
+        let now_ms = id as f64;
+        assert_eq!(gate.arrive(now_ms, calm, big(id), anywhere), Verdict::Go);
+        gate.ended(now_ms, id);
     }
-    // Turns queue up: those that were silent for longest leave, and newcomers wait.
-    gate.arrive(1000.0, of(9000.0), big(4), || Start::Sent(0));
-    gate.arrive(60_000.0, of(9000.0), big(5), || Start::Sent(0));
-    for at in 0..100 {
-        gate.release(61_000.0 + f64::from(at) * 1000.0, of(9000.0), |_| {
-            Start::Sent(0)
-        });
-    }
-    assert!(gate.served().blocks() <= 16, "{}", gate.served().blocks());
-    let late_ms = 170_000.0;
-    let held = gate.arrive(late_ms, of(9000.0), big(6), || Start::Sent(0));
+    assert_eq!(gate.served().blocks(), 32);
+    // Both: those that were silent for longest leave, and newcomers wait.
+    let held = gate.arrive(1000.0, distress, big(4), no_room);
     assert_eq!(held, Verdict::Hold);
-    // All is calm again: they are let in though nobody has left.
-    let mut went = Vec::new();
-    for at in 1..20 {
-        let now_ms = late_ms + f64::from(at) * 1000.0;
-        went.extend(gate.release(now_ms, of(100.0), |_| Start::Sent(0)));
-    }
-    assert_eq!(names(&went), [5, 6]);
+    assert_eq!(gate.served().blocks(), 8);
+    // There is room again, and nobody has lacked it for a while.
+    let left_ms = 3.0 + gate.params().patience_ms;
+    let done = gate.release(left_ms, calm, |_, place| sent(place));
+    assert_eq!(names(&done), [4]);
+    gate.ended(left_ms, 4);
+    let late_ms = left_ms + ROOM_FOR_ALL_MS + 1.0;
+    assert_eq!(gate.arrive(late_ms, calm, big(5), anywhere), Verdict::Go);
 }

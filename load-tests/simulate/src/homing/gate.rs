@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cache_index::block::BlockHash;
 use policies::hold::served::BLOCK_TOKENS;
-use policies::hold::{Footprint, Gate, Params, Room, Start, Turn, Verdict};
+use policies::hold::{Footprint, Gate, NodeRoom, Params, Place, Room, Start, Turn, Verdict};
 use policies::pick::{Candidate, Decision, Terms};
 use policies::view::SessionKey;
 
@@ -65,16 +65,12 @@ pub struct Gated {
     gate: Gate,
     held: HashMap<u64, Kept>,
     seen: HashSet<u64>,
-    capacity_blocks: u64,
 }
 
 impl Gated {
     /// A gate before this router.
     pub fn new(homing: Homing, params: Params) -> Self {
-        let places = &homing.fleet.nodes;
-        let blocks: u64 = places.iter().map(|place| place.capacity_blocks).sum();
         Self {
-            capacity_blocks: blocks * homing.fleet.block_tokens / BLOCK_TOKENS,
             homing,
             gate: Gate::new(params),
             held: HashMap::new(),
@@ -84,17 +80,18 @@ impl Gated {
 }
 
 impl Gated {
-    fn room(&self, now_ms: f64) -> Room {
-        let nodes = &self.homing.nodes;
-        let queue_ms = |known: &super::Known| {
+    fn room(&self, now_ms: f64) -> Vec<NodeRoom> {
+        let Homing { nodes, fleet, .. } = &self.homing;
+        let room = |(number, known): (usize, &super::Known)| {
             let tokens = known.load.prefill_tokens(now_ms) as f64;
-            tokens * 1000.0 / known.load.tokens_per_s().max(1.0)
+            let capacity = fleet.nodes[number].capacity_blocks;
+            NodeRoom {
+                node: number as u64,
+                capacity_blocks: capacity * fleet.block_tokens / BLOCK_TOKENS,
+                queue_ms: tokens * 1000.0 / known.load.tokens_per_s().max(1.0),
+            }
         };
-        let sum: f64 = nodes.iter().map(queue_ms).sum();
-        Room {
-            capacity_blocks: self.capacity_blocks,
-            queue_ms: sum / nodes.len().max(1) as f64,
-        }
+        nodes.iter().enumerate().map(room).collect()
     }
 }
 
@@ -105,14 +102,16 @@ fn chosen(decision: &Decision) -> Option<&Terms> {
     Some(&candidate.terms)
 }
 
-/// Sends a turn if the node that it would go to is open.
+/// Sends a turn to the best node of those where it may go, if that is open.
 fn start(
     homing: &mut Homing,
     gate: &Params,
     now_ms: f64,
-    (ask, chain): (&Ask<'_>, &Arc<[BlockHash]>),
+    ((ask, chain), place): ((&Ask<'_>, &Arc<[BlockHash]>), &Place),
 ) -> Start {
-    let offered: Vec<usize> = (0..homing.nodes.len()).collect();
+    let offered: Vec<usize> = (0..homing.nodes.len())
+        .filter(|node| place.allows(*node as u64))
+        .collect();
     let Some(decided) = homing.decide_on(now_ms, ask, Arc::clone(chain), &offered) else {
         return Start::Nowhere;
     };
@@ -160,8 +159,9 @@ impl Router for Gated {
         let mut sent = None;
         let room = self.room(now_ms);
         let (homing, params) = (&mut self.homing, *self.gate.params());
-        let verdict = self.gate.arrive(now_ms, room, turn, || {
-            let started = start(homing, &params, now_ms, (ask, &chain));
+        let room = Room { nodes: &room };
+        let verdict = self.gate.arrive(now_ms, room, turn, |place| {
+            let started = start(homing, &params, now_ms, ((ask, &chain), place));
             sent = node_of(started);
             started
         });
@@ -193,11 +193,13 @@ impl Router for Gated {
         let mut sent = HashMap::new();
         let room = self.room(now_ms);
         let (homing, held, params) = (&mut self.homing, &self.held, *self.gate.params());
-        let done = self.gate.release(now_ms, room, |id| {
+        let room = Room { nodes: &room };
+        let done = self.gate.release(now_ms, room, |id, place| {
             let Some(kept) = held.get(&id) else {
                 return Start::Nowhere;
             };
-            let started = start(homing, &params, now_ms, (&kept.ask(), &kept.chain));
+            let asked = (&kept.ask(), &kept.chain);
+            let started = start(homing, &params, now_ms, (asked, place));
             if let Some(node) = node_of(started) {
                 sent.insert(id, node);
             }

@@ -1,0 +1,95 @@
+//! What does the gate see of a fleet and of a turn?
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use cache_index::ids::NodeId;
+use cache_index::tiers::Tiers;
+use policies::hold::{Footprint, NodeRoom, Place, Turn};
+use policies::view::Role;
+
+use crate::fleet::{Fleet, Node};
+use crate::route::Chosen;
+use crate::turn::Job;
+
+/// A node with so many times less ahead than another is worth choosing anew for.
+const MUCH_LESS: f64 = 4.0;
+
+/// The node with the least prefill ahead among those where a turn may go.
+pub(super) fn idlest<'a>(rooms: &'a [NodeRoom], place: &Place) -> Option<&'a NodeRoom> {
+    let allowed = rooms.iter().filter(|room| place.allows(room.node));
+    allowed.min_by(|a, b| a.queue_ms.total_cmp(&b.queue_ms))
+}
+
+/// The turn's own node, or another that has much less ahead: the turn chooses anew then, and its
+/// cache counts there.
+pub(super) fn own_or_idler(rooms: &[NodeRoom], own: u64) -> u64 {
+    let Some(at_own) = rooms.iter().find(|room| room.node == own) else {
+        return own;
+    };
+    match idlest(rooms, &Place::Anywhere) {
+        Some(idlest) if idlest.queue_ms * MUCH_LESS < at_own.queue_ms => idlest.node,
+        _ => own,
+    }
+}
+
+pub(super) fn serves(node: &Node, model: &str) -> bool {
+    node.model().is_some_and(|served| *served == *model)
+}
+
+/// The place of a node by its number, which is one.
+pub(super) fn index(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+pub(super) fn number(nodes: &mut Vec<NodeId>, node: &NodeId) -> u64 {
+    let at = nodes.iter().position(|known| known == node);
+    let at = at.unwrap_or_else(|| {
+        nodes.push(node.clone());
+        nodes.len() - 1
+    });
+    at as u64
+}
+
+pub(super) fn turn(id: u64, job: &Job<'_>, first: &Chosen, returns: bool) -> Turn {
+    let mut hasher = DefaultHasher::new();
+    job.identity.tenant.id.as_str().hash(&mut hasher);
+    // The node that is to compute the prompt.
+    let node = first.decision.prefill_node();
+    let mut candidates = first.decision.prefill_candidates().iter();
+    let candidate = candidates.find(|candidate| candidate.node == *node);
+    Turn {
+        id,
+        tenant: hasher.finish(),
+        session: job.session.id.key,
+        work_ms: candidate.map_or(0.0, |candidate| candidate.terms.prefill_ms),
+        returns,
+        footprint: Footprint {
+            blocks: job.log_blocks.clone(),
+            tokens: job.prompt.tokens,
+        },
+    }
+}
+
+/// The prefill ahead at each node that computes prompts of a model; those that only answer do so
+/// where there is no other.
+pub(super) fn queues(fleet: &Fleet, model: &str) -> HashMap<NodeId, f64> {
+    let nodes = fleet.nodes();
+    let queue = |node: &Arc<Node>| {
+        let view = node.view(Tiers::default());
+        let measured = view.prefill_tokens_per_s;
+        let rate = if measured >= 1.0 {
+            measured
+        } else {
+            policies::pick::Params::default().prefill_tokens_per_s_default
+        };
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
+        let tokens = view.inflight_prefill_tokens as f64;
+        (node.id.clone(), tokens * 1000.0 / rate)
+    };
+    let serving = nodes.iter().filter(|node| serves(node, model));
+    let has_others = serving.clone().any(|node| node.duty.role != Role::Decode);
+    let computes = |node: &&Arc<Node>| !(has_others && node.duty.role == Role::Decode);
+    serving.filter(computes).map(queue).collect()
+}
