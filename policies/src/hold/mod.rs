@@ -57,7 +57,7 @@ impl Default for Params {
     fn default() -> Self {
         Self {
             node_queue_ms: 20_000.0,
-            ageing: 0.02,
+            ageing: 0.01,
             distress_ms: 3000.0,
             calm_ms: 500.0,
             set_share: 1.0,
