@@ -153,7 +153,7 @@ pub(crate) async fn attempt(
                 exchange,
                 load: Some(loads.decode),
                 heard: hears.then(Heard::default),
-                prefilled: Some(prefilled),
+                prefilled: Some(Box::new(prefilled)),
                 chosen,
             };
             blamed(answered(flow, answer).await, prefill)

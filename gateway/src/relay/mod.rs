@@ -74,7 +74,7 @@ pub(crate) struct Answer {
     /// What was said by which tokens, where the node tells.
     pub(crate) heard: Option<Heard>,
     /// What it owes to another node, where that computed the prompt.
-    pub(crate) prefilled: Option<Prefilled>,
+    pub(crate) prefilled: Option<Box<Prefilled>>,
 }
 
 impl Answer {

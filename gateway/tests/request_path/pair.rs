@@ -215,12 +215,13 @@ fn both_legs_are_explained() {
     }
 }
 
-/// What a scripted failure of one node must come to: the answer of the node that can do without it.
-#[test]
-fn a_failure_before_the_first_byte_is_made_good_elsewhere() {
+/// What happens, to which node, how it behaves, and who answers then.
+type Failure = (&'static str, Role, Vec<Act>, Option<&'static str>);
+
+fn failures() -> Vec<Failure> {
     let silent = || vec![Act::AwaitClose(Duration::from_secs(20))];
     let error = "data: {\"error\":{\"message\":\"the KV did not come\"}}\n\n";
-    let cases: [(&str, Role, Vec<Act>, Option<&str>); 9] = [
+    vec![
         (
             "the first dies before it answers",
             Role::Prefill,
@@ -277,8 +278,13 @@ fn a_failure_before_the_first_byte_is_made_good_elsewhere() {
             vec![Act::Meet, Act::Close],
             Some("node-0"),
         ),
-    ];
-    for (what, side, script, expected) in cases {
+    ]
+}
+
+/// What a scripted failure of one node must come to: the answer of the node that can do without it.
+#[test]
+fn a_failure_before_the_first_byte_is_made_good_elsewhere() {
+    for (what, side, script, expected) in failures() {
         let (nodes, gateway) = sharing();
         let [prefill, decode] = &nodes;
         let (scripted, other) = match side {

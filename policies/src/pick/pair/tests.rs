@@ -381,14 +381,12 @@ fn priced_alone(
 #[test]
 fn no_pair_that_was_left_is_clearly_cheaper() {
     let p = Params::default();
-    let (mut pairs_chosen, mut whole_chosen) = (0, 0);
+    let mut chosen = [0, 0];
     for seed in 1..8000_u64 {
         let mut random = numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let names: Vec<String> = (0..=random(7)).map(|at| format!("n{at}")).collect();
-        let nodes: Vec<NodeView> = names
-            .iter()
-            .map(|name| some_node(name, &mut random))
-            .collect();
+        let nodes = names.iter().map(|name| some_node(name, &mut random));
+        let nodes: Vec<NodeView> = nodes.collect();
         let req = RequestView {
             prompt_tokens: 1 + random(3000),
             bound: (random(2) == 0).then(|| id("n0")),
@@ -397,67 +395,65 @@ fn no_pair_that_was_left_is_clearly_cheaper() {
         let Ok(decision) = decide(&req, &nodes, &p) else {
             continue;
         };
-        let up: Vec<&NodeView> = nodes.iter().filter(|n| n.state == NodeState::Up).collect();
-        let can_pair = |[a, b]: [&NodeView; 2]| {
-            let roles = (a.role, b.role) == (Role::Prefill, Role::Decode);
-            let much = b.needs_partner || moved_tokens(&req, b) >= p.split_tokens_min;
-            roles && understand(a, b) && much
-        };
-        let find = |name: &NodeId| nodes.iter().find(|node| node.id == *name).expect("a node");
-        match decision.pair() {
-            Some(pair) => {
-                pairs_chosen += 1;
-                assert!(
-                    can_pair([find(&pair.prefill), find(&pair.decode)]),
-                    "{decision:#?}"
-                );
-            }
-            None => {
-                whole_chosen += 1;
-                assert!(!find(&decision.node).needs_partner, "{decision:#?}");
-            }
-        }
-        // With a breaker open everywhere, suspects take part as well, and the costs are others.
-        if find(&decision.node).state != NodeState::Up
-            || find(decision.prefill_node()).state != NodeState::Up
-        {
-            continue;
-        }
-        let all = up.iter().flat_map(|a| up.iter().map(|b| [*a, *b]));
-        let costs = all
-            .filter(|pair| can_pair(*pair))
-            .map(|pair| priced_alone(&req, &up, pair, &p));
-        let least = costs.min_by(|a, b| a.0.total_cmp(&b.0));
-        let cheapest = decision
-            .legs
-            .as_ref()
-            .and_then(|legs| legs.cheapest.as_ref());
-        let found = cheapest.map(|pair| pair.cost_ms);
-        assert_eq!(
-            least.is_some(),
-            found.is_some(),
-            "seed {seed}: {decision:#?}"
-        );
-        let (Some((least, prefill_ms)), Some(found)) = (least, found) else {
-            continue;
-        };
-        let slack = if req.bound.is_some() {
-            0.0
-        } else {
-            0.03 * prefill_ms
-        };
-        assert!(
-            (least - 1e-6..=least + slack + 1e-6).contains(&found),
-            "seed {seed}: {least} {found}"
-        );
-        // Among several, a new session goes to the least loaded, not to the cheapest.
-        if let ([only], Some(pair), None) = (&decision.candidates[..], decision.pair(), &req.bound)
-        {
-            assert!(pair.cost_ms <= only.cost_ms, "seed {seed}: {decision:#?}");
-        }
+        chosen[usize::from(decision.pair().is_some())] += 1;
+        is_possible(&req, &nodes, &decision, &p);
+        is_cheapest(&req, &nodes, &decision, &p);
     }
-    assert!(
-        pairs_chosen > 500 && whole_chosen > 500,
-        "{pairs_chosen} {whole_chosen}"
-    );
+    assert!(chosen.iter().all(|times| *times > 500), "{chosen:?}");
+}
+
+fn find<'a>(nodes: &'a [NodeView], name: &NodeId) -> &'a NodeView {
+    let node = nodes.iter().find(|node| node.id == *name);
+    node.expect("one of the nodes")
+}
+
+fn can_pair(req: &RequestView, [a, b]: [&NodeView; 2], p: &Params) -> bool {
+    let roles = (a.role, b.role) == (Role::Prefill, Role::Decode);
+    let much = b.needs_partner || moved_tokens(req, b) >= p.split_tokens_min;
+    roles && understand(a, b) && much
+}
+
+fn is_possible(req: &RequestView, nodes: &[NodeView], decision: &Decision, p: &Params) {
+    match decision.pair() {
+        Some(pair) => {
+            let both = [find(nodes, &pair.prefill), find(nodes, &pair.decode)];
+            assert!(can_pair(req, both, p), "{decision:#?}");
+        }
+        None => assert!(!find(nodes, &decision.node).needs_partner, "{decision:#?}"),
+    }
+}
+
+fn is_cheapest(req: &RequestView, nodes: &[NodeView], decision: &Decision, p: &Params) {
+    // With a breaker open everywhere, suspects take part as well, and the costs are others.
+    let involved = [&decision.node, decision.prefill_node()];
+    if involved
+        .iter()
+        .any(|name| find(nodes, name).state != NodeState::Up)
+    {
+        return;
+    }
+    let up: Vec<&NodeView> = nodes.iter().filter(|n| n.state == NodeState::Up).collect();
+    let all = up.iter().flat_map(|a| up.iter().map(|b| [*a, *b]));
+    let costs = all
+        .filter(|pair| can_pair(req, *pair, p))
+        .map(|pair| priced_alone(req, &up, pair, p));
+    let least = costs.min_by(|a, b| a.0.total_cmp(&b.0));
+    let legs = decision.legs.as_ref();
+    let cheapest = legs.and_then(|legs| legs.cheapest.as_ref());
+    let found = cheapest.map(|pair| pair.cost_ms);
+    assert_eq!(least.is_some(), found.is_some(), "{decision:#?}");
+    let (Some((least, prefill_ms)), Some(found)) = (least, found) else {
+        return;
+    };
+    let slack = if req.bound.is_some() {
+        0.0
+    } else {
+        0.03 * prefill_ms
+    };
+    let as_good = least - 1e-6..=least + slack + 1e-6;
+    assert!(as_good.contains(&found), "{least} {found}: {decision:#?}");
+    // Among several, a new session goes to the least loaded, not to the cheapest.
+    if let ([only], Some(pair), None) = (&decision.candidates[..], decision.pair(), &req.bound) {
+        assert!(pair.cost_ms <= only.cost_ms, "{decision:#?}");
+    }
 }
