@@ -75,9 +75,15 @@ pub struct UpArgs {
     /// told (repeat it for several; `*` in it stands for any characters; replaces the defaults)
     #[arg(long, value_name = "NAME", default_values = crate::up::DEFAULT_ALIASES)]
     pub alias: Vec<String>,
-    /// Engine nodes to start
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub nodes: u16,
+    /// Engine nodes to start that compute prompts and answers [default: 2, or none beside --prefill]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub nodes: Option<u16>,
+    /// Engine nodes to start that compute prompts for those of --decode
+    #[arg(long, value_name = "N", requires = "decode", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub prefill: Option<u16>,
+    /// Engine nodes to start that answer from prompts which those of --prefill computed
+    #[arg(long, value_name = "N", requires = "prefill", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub decode: Option<u16>,
     /// Threads of each node [default: cores / nodes]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads_per_node: Option<u16>,

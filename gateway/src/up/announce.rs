@@ -18,6 +18,7 @@ pub(super) fn json(server: &Server, plan: &Plan, nodes: &Nodes, key: Option<&str
         .map(|(number, node)| {
             json!({
                 "id": node.id,
+                "role": node.role.as_str(),
                 "url": format!("http://{}", node.http),
                 "pid": nodes.pid(number),
             })

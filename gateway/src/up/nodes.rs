@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use policies::view::Role;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
@@ -137,7 +138,7 @@ fn arguments(plan: &Plan, node: &NodePlan) -> Vec<String> {
         format!("tcp://{}", node.replay),
     );
     let listen = node.http.to_string();
-    [
+    let mut arguments: Vec<String> = [
         "serve",
         "--model",
         &plan.model_path.to_string_lossy(),
@@ -155,7 +156,11 @@ fn arguments(plan: &Plan, node: &NodePlan) -> Vec<String> {
         "--progress-json",
     ]
     .map(str::to_owned)
-    .into()
+    .into();
+    if node.role != Role::Mixed {
+        arguments.extend(["--role", node.role.as_str()].map(str::to_owned));
+    }
+    arguments
 }
 
 /// Keeps one node alive.

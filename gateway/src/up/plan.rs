@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use policies::view::Role;
 use serde_json::json;
 
 use crate::cli::{Failure, UpArgs};
@@ -16,6 +17,8 @@ use crate::config::Config;
 /// Linux hands 32768 and up to outgoing connections; services with a name are mostly below 20000.
 const PORTS: Range<u16> = 20_000..32_000;
 const PORT_TRIES: usize = 1000;
+/// Nodes where nothing is said: two, so that a session's affinity shows.
+const NODES_DEFAULT: u16 = 2;
 
 /// Prices for a model that costs nothing to try, so that a first bill shows what a cache hit saves:
 /// $0.60 / $3.00 per million tokens in and out, cached input at a sixth, as published by hosts of
@@ -41,6 +44,7 @@ pub(super) struct Plan {
 #[derive(Clone)]
 pub(super) struct NodePlan {
     pub(super) id: String,
+    pub(super) role: Role,
     pub(super) http: SocketAddr,
     pub(super) events: SocketAddr,
     pub(super) replay: SocketAddr,
@@ -49,20 +53,33 @@ pub(super) struct NodePlan {
 impl Plan {
     pub(super) fn make(args: &UpArgs) -> Result<Self, Failure> {
         let model = model_id(&args.model)?;
+        let mixed = args.nodes.unwrap_or(match args.prefill {
+            None => NODES_DEFAULT,
+            Some(_) => 0,
+        });
+        let counts = [
+            ("node", Role::Mixed, mixed),
+            ("prefill", Role::Prefill, args.prefill.unwrap_or(0)),
+            ("decode", Role::Decode, args.decode.unwrap_or(0)),
+        ];
+        let all: usize = counts.iter().map(|(.., count)| usize::from(*count)).sum();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = args
             .threads_per_node
-            .map_or_else(|| (cores / usize::from(args.nodes)).max(1), usize::from);
+            .map_or_else(|| (cores / all.max(1)).max(1), usize::from);
         // Held until all are picked, so that no port is picked twice.
         let mut held = Vec::new();
         let mut nodes = Vec::new();
-        for number in 0..args.nodes {
-            nodes.push(NodePlan {
-                id: format!("node-{number}"),
-                http: free_port(&mut held)?,
-                events: free_port(&mut held)?,
-                replay: free_port(&mut held)?,
-            });
+        for (name, role, count) in counts {
+            for number in 0..count {
+                nodes.push(NodePlan {
+                    id: format!("{name}-{number}"),
+                    role,
+                    http: free_port(&mut held)?,
+                    events: free_port(&mut held)?,
+                    replay: free_port(&mut held)?,
+                });
+            }
         }
         Ok(Self {
             model_path: args.model.clone(),
@@ -81,6 +98,7 @@ impl Plan {
         let nodes = self.nodes.iter().map(|node| {
             json!({
                 "id": node.id,
+                "role": node.role.as_str(),
                 "url": format!("http://{}", node.http),
                 "events": format!("tcp://{}", node.events),
                 "replay": format!("tcp://{}", node.replay),
@@ -144,7 +162,9 @@ mod tests {
         let args = UpArgs {
             model: model.clone(),
             alias: vec!["claude-*".to_owned()],
-            nodes: 3,
+            nodes: Some(3),
+            prefill: None,
+            decode: None,
             threads_per_node: None,
             listen: ([127, 0, 0, 1], 0).into(),
             admin: ([127, 0, 0, 1], 0).into(),
@@ -158,6 +178,15 @@ mod tests {
         assert_eq!(config.aliases[0].model, plan.model);
         let rates = config.price_book().models["My \"model\".Q4_1"];
         assert!(rates.cached_input > 0 && rates.cached_input < rates.input);
+        let apart = UpArgs {
+            nodes: None,
+            prefill: Some(1),
+            decode: Some(2),
+            ..args.clone()
+        };
+        let config = Plan::make(&apart).unwrap().config().unwrap();
+        let roles = config.nodes.iter().map(|node| node.duty.role.as_str());
+        assert_eq!(roles.collect::<Vec<_>>(), ["prefill", "decode", "decode"]);
         let missing = UpArgs {
             model: dir.path().join("none.gguf"),
             ..args
