@@ -2,8 +2,8 @@
 //!
 //! Learnt from turns that two nodes shared: how long after the prompt was computed the first token
 //! came, and, where KV travels along with the prefill, how long that took as well. A first token
-//! that comes at once after a long prefill says only that the transfer was no slower than it: that
-//! raises an estimate and never lowers it. What else a first token waits for on the second node is
+//! that comes soon after a long prefill says only that the transfer was no slower than it: that
+//! raises an estimate and never lowers it or makes one. What else a first token waits for on the second node is
 //! in the figure too, since turns wait for it all the same.
 
 /// What is left of earlier measurements after a new one: about ten count, as links change.
@@ -13,8 +13,9 @@ const BYTES_MIN: f64 = 1e6;
 /// A handover that took longer than so many times what was expected has waited for something else,
 /// and counts as if it had taken that long.
 const STALL_MAX: f64 = 4.0;
-/// The first token came at once: its wait is at most this share of the prefill.
-const HIDDEN_SHARE: f64 = 0.1;
+/// The first token came soon: its wait is at most this share of the prefill. A link that is half as
+/// fast as the prefill or slower lets it wait longer; the second node's own first step, shorter.
+const HIDDEN_SHARE: f64 = 0.5;
 
 /// One handover.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -52,7 +53,8 @@ impl Transfers {
             f64::INFINITY
         };
         let was_hidden = along_ms > 0.0 && waited_ms <= HIDDEN_SHARE * along_ms;
-        if was_hidden && ms >= expected_ms {
+        let is_faster = expected_ms.is_finite() && ms < expected_ms;
+        if was_hidden && !is_faster {
             return;
         }
         self.bytes = self.bytes * KEEP + bytes;
@@ -93,9 +95,10 @@ mod tests {
             (&[(1e9, 500.0, 0.0)], 2e9),
             // Both together moved it.
             (&[(1e9, 400.0, 600.0)], 1e9),
-            // Hidden: at least this fast, and a longer prefill says nothing.
-            (&[(1e9, 1.0, 999.0)], 1e9),
+            // Hidden: a longer prefill says nothing, a shorter one that it is faster.
+            (&[(1e9, 1.0, 999.0)], 0.0),
             (&[(1e9, 500.0, 0.0), (1e9, 1.0, 9999.0)], 2e9),
+            (&[(1e9, 2000.0, 0.0), (1e9, 1.0, 499.0)], 1.9e12 / 2300.0),
             // Too small, or absurd.
             (&[(1e5, 500.0, 0.0)], 0.0),
             (&[(1e9, f64::NAN, 0.0), (f64::INFINITY, 1.0, 0.0)], 0.0),
