@@ -271,14 +271,17 @@ impl Flow<'_> {
     /// How the answer came about, where the client wants to read it there.
     fn homing(&self, chosen: &Chosen, usage: Usage) -> Option<Value> {
         self.job.detail.then(|| {
-            json!({
+            let mut told = json!({
                 "node": chosen.node.id.as_str(),
-                "prefill_node": chosen.prefill.as_ref().map(|node| node.id.as_str()),
                 "route": chosen.decision.reason.as_str(),
                 "expected_cached_tokens": chosen.decision.expected_cached_tokens,
                 "cached_tokens": usage.cached,
                 "cost_nano_usd": self.cost_nano_usd(&usage),
-            })
+            });
+            if let Some(prefill) = &chosen.prefill {
+                told["prefill_node"] = prefill.id.as_str().into();
+            }
+            told
         })
     }
 
