@@ -186,7 +186,12 @@ fn finish(runtime: &tokio::runtime::Runtime, mut ticket: Ticket) -> Outcome<Inst
 }
 
 /// Blocks from one memory into another, over as many connections as a transfer has.
-fn plain_tcp(from: &[u8], to: &mut [u8], body_bytes: usize) -> Outcome<Duration> {
+fn plain_tcp(
+    from: &[u8],
+    to: &mut [u8],
+    body_bytes: usize,
+    checksum: fn(&[u8]),
+) -> Outcome<Duration> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     let started = Instant::now();
@@ -201,6 +206,7 @@ fn plain_tcp(from: &[u8], to: &mut [u8], body_bytes: usize) -> Outcome<Duration>
                 let mut buffer = vec![0; body_bytes];
                 for block in from.chunks_exact(body_bytes) {
                     buffer.copy_from_slice(block);
+                    checksum(&buffer);
                     near.write_all(&buffer)?;
                 }
                 Ok(())
@@ -209,6 +215,7 @@ fn plain_tcp(from: &[u8], to: &mut [u8], body_bytes: usize) -> Outcome<Duration>
                 let mut buffer = vec![0; body_bytes];
                 for block in to.chunks_exact_mut(body_bytes) {
                     far.read_exact(&mut buffer)?;
+                    checksum(&buffer);
                     block.copy_from_slice(&buffer);
                 }
                 Ok(())
@@ -274,8 +281,8 @@ impl Bench {
         Prompt::new(self.next, PROMPT_TOKENS)
     }
 
-    /// Seconds of a transfer alone and of a plain copy.
-    fn alone(&mut self, way: Way) -> Outcome<(f64, f64)> {
+    /// Seconds of a transfer alone, of a plain copy, and of one with a checksum at each end.
+    fn alone(&mut self, way: Way) -> Outcome<[f64; 3]> {
         let prompt = self.prompt();
         finish(
             &self.runtime,
@@ -287,11 +294,18 @@ impl Bench {
         let job = prompt.second_leg(&self.sender, way, Some(prompt.id));
         let ended = finish(&self.runtime, self.receiver.handle.submit(job)?)?;
         let (from, to) = &mut self.memory;
-        let plain = match way {
-            Way::Tcp => plain_tcp(from, to, self.sender.body_bytes)?,
-            Way::Shared => plain_shared(from, to, self.sender.body_bytes)?,
+        let body_bytes = self.sender.body_bytes;
+        let (plain, checked) = match way {
+            Way::Tcp => (
+                plain_tcp(from, to, body_bytes, |_| ())?,
+                plain_tcp(from, to, body_bytes, |block| {
+                    std::hint::black_box(blake3::keyed_hash(&[7; 32], block));
+                })?,
+            ),
+            Way::Shared => (plain_shared(from, to, body_bytes)?, Duration::ZERO),
         };
-        Ok((seconds(started, ended), plain.as_secs_f64()))
+        let (plain, checked) = (plain.as_secs_f64(), checked.as_secs_f64());
+        Ok([seconds(started, ended), plain, checked])
     }
 
     /// Seconds of the prefill, and between its end and the first token at the other node.
@@ -344,26 +358,28 @@ fn main() -> Outcome<()> {
         bytes as f64 / 1e6
     );
     for (name, way) in [("tcp", Way::Tcp), ("shared memory", Way::Shared)] {
-        let mut all: [Vec<f64>; 5] = Default::default();
+        let mut all: [Vec<f64>; 6] = Default::default();
         // The first round touches memory that the others find touched.
         for round in 0..=rounds {
-            let (alone, plain) = bench.alone(way)?;
+            let [alone, plain, checked] = bench.alone(way)?;
             let (prefill, exposed) = bench.while_computed(way)?;
-            let values = [alone, plain, prefill, exposed, bench.moved(way)?];
+            let values = [alone, plain, checked, prefill, exposed, bench.moved(way)?];
             if round > 0 {
                 all.iter_mut()
                     .zip(values)
                     .for_each(|(all, value)| all.push(value));
             }
         }
-        let [alone, plain, prefill, exposed, moved] = all.map(median);
+        let [alone, plain, checked, prefill, exposed, moved] = all.map(median);
         println!(
-            "{name}: alone {:.1} ms ({:.0} MB/s), plain copy {:.1} ms ({:.0} MB/s): {:.2} of it",
+            "{name}: alone {:.1} ms ({:.0} MB/s), plain copy {:.1} ms ({:.0} MB/s): {:.2} of it \
+             (with checksums {:.1} ms)",
             alone * 1e3,
             bytes as f64 / alone / 1e6,
             plain * 1e3,
             bytes as f64 / plain / 1e6,
             plain / alone,
+            checked * 1e3,
         );
         println!(
             "{name}: prefill {:.1} ms, first token {:.1} ms after it: {:.3} of the transfer hidden",

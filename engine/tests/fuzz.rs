@@ -147,14 +147,20 @@ fn values() -> Vec<Value> {
         json!({"json": {}, "regex": "a"}),
         json!({"do_remote_decode": true}),
         json!({"do_remote_prefill": true}),
-        json!({"do_remote_prefill": true, "transfer_id": "0123456789abcdef0123456789abcdef",
-            "remote_engine_id": "e", "remote_endpoints": ["unix:/s", "tcp://127.0.0.1:1"],
-            "timeout_ms": 5, "on_failure": "error"}),
-        json!({"fetch_from": [1], "remote_engine_id": "e"}),
+        transfer(),
         json!({"include_usage": 1}),
         json!({"include_usage": true, "continuous_usage_stats": true}),
         (0..90).fold(json!(1), |inner, _| json!([inner])),
     ]
+}
+
+/// Everything that a second half can say.
+fn transfer() -> Value {
+    json!({
+        "do_remote_prefill": true, "transfer_id": "0123456789abcdef0123456789abcdef",
+        "remote_engine_id": "e", "remote_endpoints": ["unix:/s", "tcp://127.0.0.1:1"],
+        "timeout_ms": 5, "on_failure": "error",
+    })
 }
 
 fn rules(caller: Caller) -> Rules<'static> {

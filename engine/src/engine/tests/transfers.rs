@@ -1,12 +1,14 @@
 //! Blocks that come from another node, and those that go to one, without any network. Catches blocks that are
 //! held for ever or twice, that come in an order that nobody thought of, or that somebody else needs more.
 
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use super::stepper::{Stepper, Told};
 use super::*;
-use crate::engine::{Asked, AttachRequest, HandOver, Inbound, OnFailure, Remote, TakeOver};
+use crate::engine::{
+    Accepted, Asked, AttachRequest, HandOver, Inbound, OnFailure, Remote, TakeOver,
+};
 use crate::kv::transfer::auth::prompt_digest;
 use crate::kv::transfer::client::Order;
 use crate::kv::transfer::sender::Sender;
@@ -14,6 +16,8 @@ use crate::kv::transfer::wire::Writer;
 use crate::kv::transfer::{End, First, Medium, Payload, Reason, TransferError, TransferId, Window};
 
 const ID: TransferId = TransferId([7; 16]);
+
+type Granted = Result<Accepted, TransferError>;
 
 fn stepper(kv_blocks: u32) -> (Stepper, Receiver<Order>) {
     let (orders, to_fetch) = sync_channel(4);
@@ -216,10 +220,37 @@ impl Window for Memory {
         Ok(())
     }
 
+    fn has_room(&self) -> bool {
+        !self.free.lock().unwrap().is_empty()
+    }
+
     fn give_back(&self, place: u32) -> bool {
         self.free.lock().unwrap().push(place);
         true
     }
+}
+
+/// A receiver that lacks all of twelve blocks but the first, and what it is told.
+fn attach(
+    window: &Arc<Memory>,
+    prompt: [u8; 16],
+) -> (AttachRequest, SyncSender<Granted>, Receiver<Granted>) {
+    let window = Arc::clone(window) as Arc<dyn Window>;
+    let request = AttachRequest {
+        asked: Asked::HandOver {
+            id: ID,
+            key: None,
+            prompt,
+            blocks: 12,
+            salt: None,
+        },
+        missing: vec![(1, 12)],
+        receiver: "decode".to_owned(),
+        until: Instant::now() + Duration::from_secs(30),
+        sender: Arc::new(Sender::new(window, Box::new(|| ()))),
+    };
+    let (answer, granted) = sync_channel(1);
+    (request, answer, granted)
 }
 
 /// Would catch blocks that are sent before they are computed, twice, or never because a window was full.
@@ -238,25 +269,7 @@ fn blocks_go_out_step_by_step_as_far_as_there_is_room() {
     });
     let window = Arc::new(Memory::default());
     window.free.lock().unwrap().extend([0, 1, 2, 3, 4]);
-    let attach = |receiver: &str| {
-        let sender = Sender::new(Arc::clone(&window) as Arc<dyn Window>, Box::new(|| ()));
-        let request = AttachRequest {
-            asked: Asked::HandOver {
-                id: ID,
-                key: None,
-                prompt: digest,
-                blocks: 12,
-                salt: None,
-            },
-            missing: vec![(1, 12)],
-            receiver: receiver.to_owned(),
-            until: Instant::now() + Duration::from_secs(30),
-            sender: Arc::new(sender),
-        };
-        let (answer, granted) = sync_channel(1);
-        (request, answer, granted)
-    };
-    let (request, answer, granted) = attach("decode");
+    let (request, answer, granted) = attach(&window, digest);
     stepper.handle.kv_attach(request, answer);
     stepper.step();
     assert!(granted.try_recv().is_err(), "nobody prefills yet");
@@ -282,7 +295,7 @@ fn blocks_go_out_step_by_step_as_far_as_there_is_room() {
         5,
         "there was room for no more"
     );
-    let (other, refused, why) = attach("decode");
+    let (other, refused, why) = attach(&window, digest);
     stepper.handle.kv_attach(other, refused);
     stepper.step();
     let why = why.try_recv().expect("an answer").expect_err("taken");

@@ -242,6 +242,8 @@ pub trait Window: Send + Sync + std::fmt::Debug {
     fn fill(&self, place: u32, fill: &mut dyn FnMut(&mut [u8]));
     /// Sends what is in a place.
     fn send(&self, place: u32, block: u32, to: &mut wire::Writer) -> io::Result<()>;
+    /// Whether a quarter of the places are free: worth waking a step loop for.
+    fn has_room(&self) -> bool;
     /// The receiver is done with a place. False if it had no such place.
     fn give_back(&self, place: u32) -> bool;
 }

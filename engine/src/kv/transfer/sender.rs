@@ -150,7 +150,7 @@ impl Sender {
     }
 
     fn room(&self) {
-        if self.starved.swap(false, Ordering::SeqCst) {
+        if self.window.has_room() && self.starved.swap(false, Ordering::SeqCst) {
             (self.wake)();
         }
     }

@@ -156,6 +156,11 @@ impl Window for Places {
         to.write(PLACED, &[&block.to_le_bytes(), &place.to_le_bytes()])
     }
 
+    fn has_room(&self) -> bool {
+        let (free, sent) = &*lock(&self.state);
+        4 * free.len() >= sent.len()
+    }
+
     fn give_back(&self, place: u32) -> bool {
         let mut state = lock(&self.state);
         let (free, sent) = &mut *state;

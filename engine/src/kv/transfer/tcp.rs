@@ -62,6 +62,10 @@ impl Window for Buffers {
         sent
     }
 
+    fn has_room(&self) -> bool {
+        4 * lock(&self.free).len() >= self.places.len()
+    }
+
     fn give_back(&self, _place: u32) -> bool {
         // They are free once they are sent; nobody may say otherwise.
         false

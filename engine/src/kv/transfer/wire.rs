@@ -10,7 +10,7 @@
 //!
 //! Every kind has a largest body, checked before anything is allocated or read.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -92,6 +92,13 @@ impl Write for &Socket {
         }
     }
 
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(stream) => (&mut &*stream).write_vectored(from),
+            Socket::Unix(stream) => (&mut &*stream).write_vectored(from),
+        }
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -154,21 +161,23 @@ impl Writer {
         let bytes = u32::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut head = [kind; HEAD_BYTES];
         head[1..].copy_from_slice(&bytes.to_le_bytes());
-        // What is short goes out together with the head: one packet, and one call.
-        let mut short = head.to_vec();
-        let mut socket = &self.socket;
-        for part in parts {
-            if part.len() <= 4096 {
-                short.extend_from_slice(part);
-            } else {
-                socket.write_all(&std::mem::take(&mut short))?;
-                socket.write_all(part)?;
+        let sum = self.sums.as_mut().map(|sums| sums.sum(&head, parts));
+        let sum = sum.as_ref().map(|sum| &sum.as_bytes()[..]);
+        // In one call, and as few packets as can be.
+        let all = std::iter::once(&head[..])
+            .chain(parts.iter().copied())
+            .chain(sum);
+        let mut slices: Vec<_> = all.map(IoSlice::new).collect();
+        let mut slices = &mut slices[..];
+        while !slices.is_empty() {
+            match (&self.socket).write_vectored(slices) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => IoSlice::advance_slices(&mut slices, written),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
-        if let Some(sums) = &mut self.sums {
-            short.extend_from_slice(sums.sum(&head, parts).as_bytes());
-        }
-        socket.write_all(&short)
+        Ok(())
     }
 }
 

@@ -9,6 +9,8 @@ use serde_json::json;
 use super::{CHAT, HELD, Pair, RECEIVED, Way, asked, fresh_id, info, prompt};
 use crate::common::{Node, TOKEN};
 
+const BYTES: &str = "homing:kv_transfer_received_bytes_total";
+
 /// What a proxy does to the bytes of one connection that come from the node behind it.
 #[derive(Clone, Copy, Debug)]
 enum Harm {
@@ -108,7 +110,8 @@ fn damage_is_found_and_a_connection_that_breaks_is_taken_up_again() {
     for (name, harm, comes) in rows {
         let received = pair.decode.metric(RECEIVED);
         let sent = pair.prefill.metric(&Way::Tcp.sent());
-        let body = asked(prompt(name, 600), json!({}));
+        let bytes = pair.decode.metric(BYTES);
+        let body = asked(prompt(name, 600), json!({"cache_salt": name}));
         let through = proxy(&pair.endpoint(Way::Tcp), harm);
         let (first, second) = pair.both(&body, &json!({"remote_endpoints": [through]}));
         assert_eq!(
@@ -121,13 +124,18 @@ fn damage_is_found_and_a_connection_that_breaks_is_taken_up_again() {
         assert_eq!(second.json()["choices"], expected["choices"], "{name}");
         let came = pair.decode.metric(RECEIVED) - received;
         assert_eq!(came, f64::from(u8::from(comes)), "{name}");
+        let tokens = expected["usage"]["prompt_tokens"]
+            .as_u64()
+            .expect("a count");
+        let whole = (tokens / 16 * 368_640) as f64;
+        if comes {
+            let bytes = pair.decode.metric(BYTES) - bytes;
+            assert_eq!(bytes, whole, "{name}: each block was taken once");
+        }
+        // A window of blocks is on its way when a connection breaks, at most three times.
         let sent = pair.prefill.metric(&Way::Tcp.sent()) - sent;
-        let whole = 38.0 * 368_640.0;
-        // At most a window of blocks is on its way when a connection breaks: twice where it comes at last,
-        // three times where it does not.
-        let most = if comes { 2.3 } else { 3.3 };
         assert!(
-            sent < most * whole,
+            sent < 3.5 * whole,
             "{name}: {} of what there was",
             sent / whole
         );
