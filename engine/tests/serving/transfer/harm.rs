@@ -63,51 +63,37 @@ fn carry(mut from: TcpStream, mut to: TcpStream, harm: Harm) {
     let _ = from.shutdown(Shutdown::Both);
 }
 
+type Harms = fn(usize) -> Harm;
+
+/// What the connections of a transfer meet, and whether it comes at last.
+const HARMS: [(&str, Harms, bool); 5] = [
+    ("nothing", |_| Harm::None, true),
+    (
+        "damaged once",
+        |n| first(1, n, Harm::Damage(3_000_000)),
+        true,
+    ),
+    (
+        "damaged in a head",
+        |n| first(1, n, Harm::Damage(1_200)),
+        true,
+    ),
+    ("cut twice", |n| first(4, n, Harm::Cut(2_000_000)), true),
+    ("damaged always", |_| Harm::Damage(700_000), false),
+];
+
+/// Harm for the first `count` connections.
+fn first(count: usize, number: usize, harm: Harm) -> Harm {
+    if number < count { harm } else { Harm::None }
+}
+
 /// Would catch a damaged block that is taken for a whole one, and a transfer that begins again from the
 /// start where it could go on.
 #[test]
 fn damage_is_found_and_a_connection_that_breaks_is_taken_up_again() {
     let pair = Pair::start(&[], &[]);
     let mixed = Node::start_with(&[], Some(TOKEN));
-    type Harms = fn(usize) -> Harm;
-    let rows: [(&str, Harms, bool); 5] = [
-        ("nothing", |_| Harm::None, true),
-        (
-            "damaged once",
-            |n| {
-                if n == 0 {
-                    Harm::Damage(3_000_000)
-                } else {
-                    Harm::None
-                }
-            },
-            true,
-        ),
-        (
-            "damaged in a head",
-            |n| {
-                if n == 0 {
-                    Harm::Damage(1_200)
-                } else {
-                    Harm::None
-                }
-            },
-            true,
-        ),
-        (
-            "cut twice",
-            |n| {
-                if n < 4 {
-                    Harm::Cut(2_000_000)
-                } else {
-                    Harm::None
-                }
-            },
-            true,
-        ),
-        ("damaged always", |_| Harm::Damage(700_000), false),
-    ];
-    for (name, harm, comes) in rows {
+    for (name, harm, comes) in HARMS {
         let received = pair.decode.metric(RECEIVED);
         let sent = pair.prefill.metric(&Way::Tcp.sent());
         let bytes = pair.decode.metric(BYTES);
