@@ -4,7 +4,7 @@
 //! gateway: growing turns over shared system prompts, more of them than the pool holds, texts that
 //! tokenizers trip over, prompts that end with a block, another tenant's and one that goes past the
 //! gateway, a cleared cache, bursts, a restart. Each answer is judged by vLLM's own word: the prompt's
-//! tokens, how many of them were cached. Beside the gateway, [`account`] listens to the same events
+//! tokens, how many of them were cached. Beside the gateway, `account` listens to the same events
 //! and keeps a naive account of them in vLLM's own names, which has to say the same as vLLM's report
 //! and hold as many blocks as the gateway's index.
 //!
