@@ -6,7 +6,7 @@
 //! its prompt) goes to the least loaded of the nearest nodes: the cost without its own prefill, which
 //! is the same everywhere. Ties go to the node with the fewest bound
 //! sessions, then to the session's rendezvous order, so that every gateway decides alike. Where
-//! prompts and answers are computed on separate nodes, two of them are chosen together ([`pair`]).
+//! prompts and answers are computed on separate nodes, two of them are chosen together (`pair`).
 //! The decision is a value: nothing is reserved, and every candidate's terms are in it.
 
 use std::cmp::Ordering;
