@@ -1,6 +1,8 @@
 //! Catches: sessions that pile up on one of two idle nodes, that leave a warm node for nothing or
 //! stay on a hot one for ever, and decisions that do not say why.
 
+mod crowd;
+
 use cache_index::ids::NodeId;
 
 use super::{Decision, Params, Reason, decide};
@@ -482,29 +484,4 @@ fn among_idle_nodes_nearby_the_one_with_fewest_sessions_is_chosen() {
     };
     let nodes = [at("a", 0.2, 3), at("b", 0.3, 2)];
     check(&request(), &nodes, "b", Reason::LeastLoaded);
-}
-
-/// A prefix that every new session shares must not gather them all on the node that held it first,
-/// which is idle at the moment of each choice.
-#[test]
-fn sessions_with_a_common_prefix_spread() {
-    let mut nodes = ["a", "b", "c", "d"].map(node);
-    nodes[0].overlap_blocks = 75;
-    for session in 0..40 {
-        let request = RequestView {
-            session: SessionKey(session),
-            ..request()
-        };
-        let decision = choose(&request, &nodes);
-        for candidate in &decision.candidates {
-            let total = candidate.terms.total_ms();
-            assert!((candidate.cost_ms - total).abs() < 1e-6, "{candidate:?}");
-        }
-        let chosen = nodes.iter_mut().find(|view| view.id == decision.node);
-        let chosen = chosen.expect("one of them");
-        chosen.bound_sessions += 1;
-        chosen.overlap_blocks = 75;
-    }
-    let bound = nodes.map(|view| view.bound_sessions);
-    assert_eq!(bound, [10; 4], "{bound:?}");
 }
