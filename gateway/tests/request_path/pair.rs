@@ -1,7 +1,8 @@
-// tidy: long because each connector is tried beside the others, with the same faults
 //! Turns that two nodes share: catches a field that a connector's nodes would not understand, usage
 //! that counts handed-over tokens as cached, a failure of one node that the client sees or that
 //! leaves the other one working, load that is not given back, and a second record.
+
+// tidy: long because each connector is tried beside the others, with the same faults
 
 use std::time::Duration;
 
