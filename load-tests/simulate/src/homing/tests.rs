@@ -79,8 +79,17 @@ fn overlaps_equal_what_nodes_told() {
             .count();
         if random(3) == 0 && from > 0 {
             // The end of what is held goes, as engines evict; others' ends with it.
-            let first = random(from);
-            let gone: Vec<u32> = path[first..from].to_vec();
+            let first = path[random(from)];
+            let ends = paths
+                .iter()
+                .flat_map(|path| path.iter().skip_while(|block| **block != first));
+            let mut gone: Vec<u32> = ends
+                .copied()
+                .filter(|block| held[node].contains(block))
+                .collect();
+            // What paths share goes once: a block that is told to end twice had two copies.
+            gone.sort_unstable();
+            gone.dedup();
             homing.on_removed(node, &gone);
             held[node].retain(|block| !gone.contains(block));
         } else if from < path.len() {
