@@ -20,7 +20,7 @@ use policies::view::Role;
 use prometheus::{IntCounter, IntGauge};
 use tokio::sync::oneshot;
 
-use rooms::{idlest, index, number, own_or_idler, queues, serves, turn};
+use rooms::{Numbered, idlest, own_or_idler, queues, serves, turn};
 
 use crate::fleet::{Fleet, Node};
 use crate::metrics::GaugeGuard;
@@ -54,15 +54,12 @@ struct Inner {
     next_id: u64,
     /// Those who wait, and the node that each would go to.
     waiting: HashMap<u64, Waiter>,
-    /// Nodes by the numbers that the gate knows.
-    nodes: Vec<NodeId>,
-    /// What the nodes' pools hold in blocks of 512 tokens, and when that was looked up.
-    capacities: HashMap<NodeId, u64>,
+    nodes: Numbered,
     looked_up_ms: f64,
 }
 
 struct Waiter {
-    node: NodeId,
+    node: u64,
     tell: oneshot::Sender<Told>,
 }
 
@@ -147,9 +144,9 @@ impl Holds {
             id,
         };
         let told = match (verdict, told) {
-            (Verdict::Go, _) => return Ok((going(gate), goes)),
+            (Verdict::Hold, Some(told)) => told,
             (Verdict::Refuse { retry_after_ms }, _) => return Err(self.refusal(retry_after_ms)),
-            (Verdict::Hold, told) => told,
+            (Verdict::Go | Verdict::Hold, _) => return Ok((going(gate), goes)),
         };
         let mut seat = Seat {
             gate: &gate,
@@ -192,8 +189,7 @@ impl Holds {
                     gate: Gate::new(self.params),
                     next_id: 0,
                     waiting: HashMap::new(),
-                    nodes: Vec::new(),
-                    capacities: HashMap::new(),
+                    nodes: Numbered::default(),
                     looked_up_ms: f64::NEG_INFINITY,
                 }),
                 born: self.born,
@@ -278,7 +274,7 @@ impl ModelGate {
             let Some(waiter) = waiting.get(&id) else {
                 return Start::Nowhere;
             };
-            let own = number(nodes, &waiter.node);
+            let own = waiter.node;
             let target = match place {
                 Place::Anywhere => own_or_idler(&rooms, own),
                 Place::Among(_) if place.allows(own) => own,
@@ -298,7 +294,7 @@ impl ModelGate {
         });
         for (id, verdict) in done {
             let goes = match given.remove(&id) {
-                Some((target, Place::Among(_))) => Goes::To(nodes[index(target)].clone()),
+                Some((target, Place::Among(_))) => Goes::To(nodes.named(target).clone()),
                 _ => Goes::Anywhere,
             };
             if let Some(waiter) = waiting.remove(&id)
@@ -320,7 +316,7 @@ impl Inner {
         fleet: &Fleet,
         job: &Job<'_>,
         (first, returns): (&Chosen, bool),
-    ) -> (u64, Verdict, Goes, oneshot::Receiver<Told>) {
+    ) -> (u64, Verdict, Goes, Option<oneshot::Receiver<Told>>) {
         self.look_up(now_ms, fleet, &job.model);
         let (candidates, chosen) = (
             first.decision.prefill_candidates(),
@@ -359,11 +355,12 @@ impl Inner {
                 }
                 Start::Sent(room.node)
             });
-        let (tell, told) = oneshot::channel();
-        if verdict == Verdict::Hold {
-            let node = chosen.clone();
+        let told = (verdict == Verdict::Hold).then(|| {
+            let (tell, told) = oneshot::channel();
+            let node = self.nodes.number(chosen);
             self.waiting.insert(id, Waiter { node, tell });
-        }
+            told
+        });
         (id, verdict, goes, told)
     }
 
@@ -383,14 +380,10 @@ impl Inner {
             let blocks = node.facts().pool_blocks / BLOCKS_PER_BLOCK;
             (node.id.clone(), if is_apart { 0 } else { blocks })
         };
-        self.capacities = serving.map(capacity).collect();
+        self.nodes.set_capacities(serving.map(capacity));
     }
 
     fn room(&mut self, node: &NodeId, queue_ms: f64) -> NodeRoom {
-        NodeRoom {
-            node: number(&mut self.nodes, node),
-            capacity_blocks: self.capacities.get(node).copied().unwrap_or(0),
-            queue_ms,
-        }
+        self.nodes.room(node, queue_ms)
     }
 }

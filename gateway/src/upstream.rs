@@ -5,9 +5,10 @@
 //! connection that the node has just closed is noticed on use; then the same node is asked again
 //! on another one, which is not a failure of the node.
 
+use std::io;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, USER_AGENT};
 use pingora::connectors::{ConnectorOptions, TransportConnector};
 use pingora::http::{RequestHeader, ResponseHeader};
@@ -66,23 +67,23 @@ impl NodeRequest<'_> {
     }
 
     /// Head and body in the pieces in which they are written.
-    fn pieces(&self, mut head: Vec<u8>) -> Vec<Bytes> {
+    fn pieces(&self, mut head: BytesMut) -> Vec<Bytes> {
         let (open, close) = match self.more.is_empty() {
             true => (self.body.clone(), ""),
             false => (self.body.slice(..self.body.len().saturating_sub(1)), "}"),
         };
         let rest = [self.more.as_bytes(), close.as_bytes()];
         if head.len() + self.length() > JOIN_BYTES_MAX {
-            let pieces = vec![head.into(), open, rest.concat().into()];
+            let pieces = vec![head.freeze(), open, rest.concat().into()];
             return pieces
                 .into_iter()
                 .filter(|piece| !piece.is_empty())
                 .collect();
         }
-        head.reserve_exact(self.length());
+        head.reserve(self.length());
         head.extend_from_slice(&open);
         rest.iter().for_each(|part| head.extend_from_slice(part));
-        vec![head.into()]
+        vec![head.freeze()]
     }
 }
 
@@ -149,15 +150,9 @@ impl Upstream {
         request: &NodeRequest<'_>,
     ) -> pingora::Result<HttpSession> {
         for piece in request.pieces(self.head(node, request)?) {
-            match timeout(WRITE_TIMEOUT, stream.write_all(&piece)).await {
-                Ok(written) => written.or_err(ErrorType::WriteError, "writing to the node")?,
-                Err(_) => return Err(Error::new(ErrorType::WriteTimedout)),
-            }
+            in_time(stream.write_all(&piece)).await?;
         }
-        match timeout(WRITE_TIMEOUT, stream.flush()).await {
-            Ok(written) => written.or_err(ErrorType::WriteError, "writing to the node")?,
-            Err(_) => return Err(Error::new(ErrorType::WriteTimedout)),
-        }
+        in_time(stream.flush()).await?;
         let mut session = HttpSession::new(stream);
         session.read_timeout = Some(self.silence);
         loop {
@@ -172,7 +167,7 @@ impl Upstream {
     }
 
     /// The request's head as it goes over the wire.
-    fn head(&self, node: &Node, request: &NodeRequest<'_>) -> pingora::Result<Vec<u8>> {
+    fn head(&self, node: &Node, request: &NodeRequest<'_>) -> pingora::Result<BytesMut> {
         let mut head = RequestHeader::build("POST", request.path.as_bytes(), Some(9))?;
         head.insert_header(HOST, &node.host)?;
         head.insert_header(CONTENT_TYPE, "application/json")?;
@@ -187,9 +182,7 @@ impl Upstream {
         if let Some(ms) = request.timeout_ms {
             head.insert_header(X_REQUEST_TIMEOUT_MS, ms.to_string())?;
         }
-        let wire = http_req_header_to_wire(&head);
-        let wire = wire.ok_or_else(|| Error::new(ErrorType::InvalidHTTPHeader))?;
-        Ok(wire.to_vec())
+        http_req_header_to_wire(&head).ok_or_else(|| Error::new(ErrorType::InvalidHTTPHeader))
     }
 
     /// Gives a connection whose answer has been read whole back to the pool; any other is closed.
@@ -245,6 +238,14 @@ impl Exchange {
     /// Whether the body has been read to its end.
     pub(crate) fn is_done(&mut self) -> bool {
         self.session.is_body_done()
+    }
+}
+
+/// Waits until the node has taken what is written, but not for longer than a stall may be.
+async fn in_time(writing: impl Future<Output = io::Result<()>>) -> pingora::Result<()> {
+    match timeout(WRITE_TIMEOUT, writing).await {
+        Ok(written) => written.or_err(ErrorType::WriteError, "writing to the node"),
+        Err(_) => Err(Error::new(ErrorType::WriteTimedout)),
     }
 }
 

@@ -341,36 +341,32 @@ impl Engine {
         self.fetch(&sequence.chain, &sequence.tokens, &mut table);
         let (handed, cached) = self.taken(&mut sequence);
         let first = sequence.join(table, cached, &self.parts.metrics);
-        if let Some(handed) = handed {
-            match self.begin_with(&mut sequence, handed) {
-                Ok(None) => sequence.flush(&self.parts.metrics),
-                Ok(Some(ending)) => {
-                    sequence.done(ending, None, &self.parts.metrics);
-                    self.end(sequence, ending);
-                    return Joined::Ended;
-                }
-                Err(error) => {
-                    self.fail(sequence, error);
-                    return Joined::Ended;
-                }
+        let is_handed = handed.is_some();
+        let begun = match handed {
+            Some(handed) => self.begin_with(&mut sequence, handed),
+            None if first => {
+                let voice = Voice {
+                    token_bytes: &self.parts.token_bytes,
+                    metrics: &self.parts.metrics,
+                };
+                sequence.follow(&voice)
             }
-        } else if first {
-            let voice = Voice {
-                token_bytes: &self.parts.token_bytes,
-                metrics: &self.parts.metrics,
-            };
-            match sequence.follow(&voice) {
-                Ok(None) => {}
-                Ok(Some(ending)) => {
-                    sequence.done(ending, None, &self.parts.metrics);
-                    self.end(sequence, ending);
-                    return Joined::Ended;
-                }
-                Err(error) => {
-                    self.fail(sequence, error);
-                    return Joined::Ended;
-                }
+            None => Ok(None),
+        };
+        match begun {
+            Ok(None) => {}
+            Ok(Some(ending)) => {
+                sequence.done(ending, None, &self.parts.metrics);
+                self.end(sequence, ending);
+                return Joined::Ended;
             }
+            Err(error) => {
+                self.fail(sequence, error);
+                return Joined::Ended;
+            }
+        }
+        if is_handed {
+            sequence.flush(&self.parts.metrics);
         }
         self.running.push(sequence);
         Joined::At(self.running.len() - 1)

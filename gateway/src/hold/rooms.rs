@@ -38,18 +38,61 @@ pub(super) fn serves(node: &Node, model: &str) -> bool {
     node.model().is_some_and(|served| *served == *model)
 }
 
-/// The place of a node by its number, which is one.
-pub(super) fn index(number: u64) -> usize {
-    usize::try_from(number).unwrap_or(usize::MAX)
+/// Nodes under the numbers that the gate knows them by, and what their pools hold in blocks of 512
+/// tokens. Every turn asks for all nodes, so neither is searched for.
+#[derive(Default)]
+pub(super) struct Numbered {
+    ids: Vec<NodeId>,
+    known: HashMap<NodeId, Known>,
 }
 
-pub(super) fn number(nodes: &mut Vec<NodeId>, node: &NodeId) -> u64 {
-    let at = nodes.iter().position(|known| known == node);
-    let at = at.unwrap_or_else(|| {
-        nodes.push(node.clone());
-        nodes.len() - 1
-    });
-    at as u64
+#[derive(Clone, Copy)]
+struct Known {
+    number: u64,
+    /// 0 where it is not known.
+    capacity_blocks: u64,
+}
+
+impl Numbered {
+    /// A node's number; a new one where it has none.
+    pub(super) fn number(&mut self, node: &NodeId) -> u64 {
+        self.known(node).number
+    }
+
+    /// The node of a number that [`Self::number`] gave.
+    pub(super) fn named(&self, number: u64) -> &NodeId {
+        &self.ids[usize::try_from(number).unwrap_or(usize::MAX)]
+    }
+
+    /// What is known of pools from now on; nothing of those that are not named.
+    pub(super) fn set_capacities(&mut self, all: impl Iterator<Item = (NodeId, u64)>) {
+        for known in self.known.values_mut() {
+            known.capacity_blocks = 0;
+        }
+        for (node, blocks) in all {
+            self.known(&node).capacity_blocks = blocks;
+        }
+    }
+
+    /// A node as the gate sees it.
+    pub(super) fn room(&mut self, node: &NodeId, queue_ms: f64) -> NodeRoom {
+        let known = self.known(node);
+        NodeRoom {
+            node: known.number,
+            capacity_blocks: known.capacity_blocks,
+            queue_ms,
+        }
+    }
+
+    fn known(&mut self, node: &NodeId) -> &mut Known {
+        self.known.entry(node.clone()).or_insert_with(|| {
+            self.ids.push(node.clone());
+            Known {
+                number: self.ids.len() as u64 - 1,
+                capacity_blocks: 0,
+            }
+        })
+    }
 }
 
 pub(super) fn turn(id: u64, job: &Job<'_>, first: &Chosen, returns: bool) -> Turn {

@@ -3,16 +3,20 @@
 
 mod memory;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use policies::view::SessionKey;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::value::RawValue;
 
+use super::running::Running;
 use super::sqlite::{Bounds, Sqlite};
 use super::store::{
     Conversation, Finished, Item, Kept, KeptSession, Link, Order, ResponseStore, Span,
 };
+use super::{Answered, Keep, Keeping, Responses};
+use crate::session::SessionId;
 use crate::store::TenantId;
 use memory::Memory;
 
@@ -204,4 +208,47 @@ async fn a_damaged_database_is_begun_anew() {
         name.to_string_lossy().contains("damaged")
     });
     assert!(aside, "the damaged one is gone");
+}
+
+/// Catches a client that has read the end of its turn, and is told that the turn is still being made.
+#[tokio::test]
+async fn a_conversation_is_free_once_its_turn_is_kept() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let sqlite = Arc::new(Sqlite::open(dir.path(), BOUNDS).expect("a store"));
+    let responses = Responses {
+        store: Arc::clone(&sqlite) as _,
+        sqlite,
+        history_bytes_max: 1000,
+        held: Arc::default(),
+        running: Running::default(),
+    };
+    let tenant = tenant("a");
+    let hold = || responses.hold(&tenant, "conv_1");
+    let keeping = Keeping {
+        tenant: tenant.clone(),
+        keep: Keep::Yes,
+        continues: Some(Link::Conversation {
+            id: "conv_1".to_owned(),
+            before: 0,
+        }),
+        local: None,
+        turn: responses.running.begin(&tenant, "resp_1"),
+        held: Mutex::new(hold().ok()),
+    };
+    assert!(hold().is_err(), "two turns at once");
+    let session = SessionId {
+        key: SessionKey(1),
+        text: "s".to_owned(),
+    };
+    let answered = Answered {
+        id: "resp_1".to_owned(),
+        response: serde_json::json!({"status": "completed"}),
+        input: Vec::new(),
+        output: Vec::new(),
+        continues: None,
+    };
+    responses.keep(&keeping, &session, answered).await;
+    // The turn itself goes on: its last bytes are about to be written.
+    assert!(hold().is_ok());
+    drop(keeping);
 }

@@ -1,7 +1,10 @@
 //! Catches a turn that is sent to a node which has too much ahead, one that stays held when the
-//! node has time again or when its client has left, and a refusal that says nothing.
+//! node has time again or when its client has left, one that leaves its context past the working-set
+//! cliff, and a refusal that says nothing.
 
 use std::time::Duration;
+
+use serde_json::Value;
 
 use crate::support::client::Connection;
 use crate::support::node::{Act, Node};
@@ -71,4 +74,62 @@ fn who_waits_too_long_is_told_when_to_come_again() {
     drop(long);
     gateway.assert_idle();
     assert_eq!(gateway.chat(&chat(Stream::No, "hi")).status, 200);
+}
+
+/// Where a turn goes whose node has 12 s of prefill ahead while the other one is idle. Three sessions
+/// have contexts of 6,000 tokens, which pools of 8,192 tokens cannot all keep.
+fn goes_to_its_own_node(pool_blocks: usize) -> bool {
+    let nodes = [Node::with_pool(pool_blocks), Node::with_pool(pool_blocks)];
+    let gateway = Gateway::start(&[&nodes[0], &nodes[1]]);
+    eventually("both have told of their pools", || {
+        let all: Value = gateway.admin_get("/admin/nodes").json();
+        let told = format!("\"pool_blocks\":{pool_blocks}");
+        all.to_string().matches(&told).count() == 2
+    });
+    let counts = || [0, 1].map(|at: usize| nodes[at].received().len());
+    let at_node = |before: [usize; 2]| {
+        counts()
+            .iter()
+            .zip(before)
+            .position(|(now, old)| *now > old)
+    };
+    let context = chat(Stream::No, &"context ".repeat(3000)).to_string();
+    let turn = |session: &str| {
+        let before = counts();
+        let header = format!("x-session-affinity: {session}");
+        let answer = gateway.post("/v1/chat/completions", &[&header], context.as_bytes());
+        assert_eq!(answer.status, 200, "{answer:?}");
+        at_node(before).unwrap()
+    };
+    let sessions = ["one", "two", "three"];
+    // Two turns each: whoever comes once may never come again, and does not count.
+    for session in sessions {
+        turn(session);
+    }
+    let homes = sessions.map(turn);
+    // Somebody else's prompt, which its node computes for as long as its client stays.
+    for node in &nodes {
+        node.script(vec![Act::AwaitClose(Duration::from_secs(60))]);
+    }
+    let before = counts();
+    let long = gateway.begin_chat(
+        &["x-session-affinity: long"],
+        &chat(Stream::No, &"a long prompt ".repeat(3500)),
+    );
+    eventually("the long turn is at a node", || counts() != before);
+    let busy = at_node(before).unwrap();
+    nodes.iter().for_each(Node::unscript);
+    // The last of those that live there: the pool keeps the newest.
+    let last = homes.iter().rposition(|home| *home == busy).unwrap();
+    let is_at_home = turn(sessions[last]) == busy;
+    drop(long);
+    gateway.assert_idle();
+    is_at_home
+}
+
+#[test]
+fn past_the_cliff_a_session_stays_where_its_context_is() {
+    assert!(goes_to_its_own_node(512));
+    // Where all contexts fit, the idle node may as well compute it again.
+    assert!(!goes_to_its_own_node(1 << 20));
 }

@@ -60,6 +60,10 @@ impl Gate {
     /// Finds out whether the fleet is past the cliff.
     pub(super) fn adapt(&mut self, now_ms: f64, room: Room<'_>) {
         let queue_ms = room.queue_ms();
+        if !self.is_bounded {
+            // They would not count when turns queue up, and nobody keeps a place for them.
+            self.served.expel_silent(now_ms, self.params.patience_ms);
+        }
         let Some(capacity) = room.capacity_blocks() else {
             self.is_bounded = false;
             return;
@@ -68,7 +72,6 @@ impl Gate {
             let has_room = now_ms - self.short_ms > ROOM_FOR_ALL_MS;
             self.is_bounded = !(has_room && queue_ms < self.params.calm_ms);
         } else if queue_ms > self.params.distress_ms {
-            self.served.expel_silent(now_ms, self.params.patience_ms);
             let most = to_tokens(self.params.set_share * to_f64(capacity));
             let live = |node: &NodeRoom| self.served.blocks_on(node.node);
             if room.nodes.iter().map(live).sum::<u64>() > most {

@@ -11,6 +11,7 @@
 //! Every kind has a largest body, checked before anything is allocated or read.
 
 use std::io::{self, IoSlice, Read, Write};
+use std::marker::PhantomData;
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -124,24 +125,43 @@ impl Sums {
     }
 }
 
-/// The writing half of a connection.
-pub struct Writer {
+/// One direction of a connection, with the key of its checksums once there is one.
+pub struct Half<D> {
     socket: Socket,
     sums: Option<Sums>,
+    direction: PhantomData<D>,
 }
 
-impl std::fmt::Debug for Writer {
+/// What this node sends.
+#[derive(Debug)]
+pub enum Outgoing {}
+
+/// What it receives.
+#[derive(Debug)]
+pub enum Incoming {}
+
+/// The writing half of a connection.
+pub type Writer = Half<Outgoing>;
+
+/// The reading half of a connection.
+pub type Reader = Half<Incoming>;
+
+impl<D> std::fmt::Debug for Half<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Writer")
+        f.debug_struct("Half")
             .field("socket", &self.socket)
             .finish_non_exhaustive()
     }
 }
 
-impl Writer {
+impl<D> Half<D> {
     /// Without a key.
     pub fn new(socket: Socket) -> Self {
-        Self { socket, sums: None }
+        Self {
+            socket,
+            sums: None,
+            direction: PhantomData,
+        }
     }
 
     /// From the next frame on with this key.
@@ -154,7 +174,9 @@ impl Writer {
     pub fn socket(&self) -> &Socket {
         &self.socket
     }
+}
 
+impl Writer {
     /// Sends one frame whose body is these parts.
     pub fn write(&mut self, kind: u8, parts: &[&[u8]]) -> io::Result<()> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
@@ -190,37 +212,7 @@ pub struct Head {
     pub bytes: usize,
 }
 
-/// The reading half of a connection.
-pub struct Reader {
-    socket: Socket,
-    sums: Option<Sums>,
-}
-
-impl std::fmt::Debug for Reader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reader")
-            .field("socket", &self.socket)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Reader {
-    /// Without a key.
-    pub fn new(socket: Socket) -> Self {
-        Self { socket, sums: None }
-    }
-
-    /// From the next frame on with this key.
-    pub fn keyed(self, key: [u8; 32]) -> Self {
-        let sums = Some(Sums { key, next: 0 });
-        Self { sums, ..self }
-    }
-
-    /// The connection.
-    pub fn socket(&self) -> &Socket {
-        &self.socket
-    }
-
     /// Reads a frame's head. Nothing is bounded yet: the reader of the body does that.
     pub fn head(&mut self) -> Result<Head, TransferError> {
         let mut head = [0; HEAD_BYTES];

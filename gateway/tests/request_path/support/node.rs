@@ -59,6 +59,8 @@ struct State {
     connections: AtomicUsize,
     dead: AtomicBool,
     duty: Option<Duty>,
+    /// Blocks of its KV pool, of 16 tokens; 0 where it does not tell.
+    pool_blocks: AtomicUsize,
     /// It does not tell about its KV.
     is_mute: AtomicBool,
     /// How often it was started anew.
@@ -101,6 +103,13 @@ impl Node {
             };
             Self::launch(MODEL, "", Some(duty))
         })
+    }
+
+    /// A node whose KV pool has so many blocks of 16 tokens.
+    pub(crate) fn with_pool(blocks: usize) -> Self {
+        let node = Self::start();
+        node.state.pool_blocks.store(blocks, Ordering::SeqCst);
+        node
     }
 
     /// A node that serves this model.
@@ -344,7 +353,13 @@ fn own(head: &str, model: &str, says: &str, state: &State) -> Vec<u8> {
         )
     } else if head.starts_with("GET /metrics") {
         let life = 1 + state.lives.load(Ordering::SeqCst);
-        format!("process_start_time_seconds {life}\n")
+        let started = format!("process_start_time_seconds {life}\n");
+        match state.pool_blocks.load(Ordering::SeqCst) {
+            0 => started,
+            blocks => format!(
+                "{started}vllm:cache_config_info{{block_size=\"16\",num_gpu_blocks=\"{blocks}\"}} 1.0\n"
+            ),
+        }
     } else {
         "{}".to_owned()
     };
