@@ -406,7 +406,8 @@ fn a_clients_mistake_is_told_once() {
     assert_eq!((answer.status, answer.text()), (400, error));
     assert_eq!(answer.header("x-homing-node"), Some("node-0"));
     eventually("the other request is dropped", || {
-        !nodes[1].hang_ups().is_empty()
+        // It may not even have got there.
+        nodes[1].received().len() == nodes[1].hang_ups().len()
     });
     let row = record(&gateway, &answer);
     assert_eq!(
