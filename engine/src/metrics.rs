@@ -6,8 +6,8 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus::{
-    Counter, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry, TextEncoder,
+    Counter, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 use cache_index::block::BLOCK_TOKENS;
@@ -84,6 +84,8 @@ pub struct TierMetrics {
     hit_tokens: IntCounterVec,
     blocks: IntGaugeVec,
     bytes: IntGaugeVec,
+    capacity: IntGaugeVec,
+    block_seconds: GaugeVec,
     stored: IntCounterVec,
     evicted: IntCounterVec,
     /// Evicted blocks that were not worth keeping.
@@ -114,6 +116,16 @@ impl TierMetrics {
     /// Bytes of them.
     pub fn bytes(&self, tier: Tier) -> IntGauge {
         self.bytes.with_label_values(&[tier.as_str()])
+    }
+
+    /// Blocks that a tier has room for.
+    pub fn capacity(&self, tier: Tier) -> IntGauge {
+        self.capacity.with_label_values(&[tier.as_str()])
+    }
+
+    /// Seconds until a block from a tier is in the pool, as measured lately.
+    pub fn block_seconds(&self, tier: Tier) -> Gauge {
+        self.block_seconds.with_label_values(&[tier.as_str()])
     }
 
     /// Blocks that went into a tier.
@@ -321,6 +333,15 @@ impl Builder<'_> {
             "homing:kv_tier_fetch_seconds_total",
             "Seconds of steps that went into copying KV blocks back.",
         );
+        let block_seconds = GaugeVec::new(
+            self.opts(
+                "homing:kv_tier_block_seconds",
+                "Seconds until a KV block from a tier is in the pool, measured lately; 0: not yet.",
+            ),
+            &["tier"],
+        )
+        .expect("the name is valid");
+        self.register(block_seconds.clone());
         let fetch_seconds = Counter::with_opts(seconds).expect("the name is valid");
         self.register(fetch_seconds.clone());
         TierMetrics {
@@ -336,6 +357,11 @@ impl Builder<'_> {
                 "homing:kv_tier_bytes",
                 "Bytes of KV in a tier below the pool.",
             ),
+            capacity: gauges(
+                "homing:kv_tier_capacity_blocks",
+                "KV blocks that a tier below the pool has room for.",
+            ),
+            block_seconds,
             stored: counters(
                 "homing:kv_tier_stored_total",
                 "KV blocks that went into a tier.",

@@ -197,6 +197,14 @@ impl Engine {
         tiers.evicted(Tier::Host).inc_by(moved.evicted);
         tiers.refused.inc_by(moved.refused);
         tiers.blocks(Tier::Host).set(store.host_blocks() as i64);
+        tiers.capacity(Tier::Host).set(store.host_capacity() as i64);
+        tiers
+            .block_seconds(Tier::Host)
+            .set(store.rates.host_block_s());
+        tiers.capacity(Tier::Disk).set(store.disk_capacity() as i64);
+        tiers
+            .block_seconds(Tier::Disk)
+            .set(store.rates.disk_block_s());
         let bytes = store.block_bytes();
         tiers
             .bytes(Tier::Host)

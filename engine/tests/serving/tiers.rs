@@ -34,6 +34,13 @@ fn a_history_that_the_pool_lost_is_served_from_host_memory() {
     let held = tier(&node, "blocks", "host");
     assert!(held > 0.0);
     assert_eq!(tier(&node, "bytes", "host"), held * 368_640.0);
+    let capacity = blocks("kv_host_blocks") as f64;
+    assert_eq!(tier(&node, "capacity_blocks", "host"), capacity);
+    // A copy of 360 KiB takes more than a microsecond, and less than computing 16 tokens.
+    let block_s = tier(&node, "block_seconds", "host");
+    assert!(block_s > 1e-6 && block_s < 1.0, "{block_s}");
+    assert_eq!(tier(&node, "capacity_blocks", "disk"), 0.0);
+    assert_eq!(tier(&node, "block_seconds", "disk"), 0.0);
 }
 
 /// The node is killed, not stopped: what was written must serve all the same.
@@ -61,6 +68,9 @@ fn a_history_survives_the_node_on_the_disk_until_it_is_wiped() {
         assert_eq!(content(first), content(&again));
     }
     assert!(tier(&node, "hit_tokens_total", "disk") > 0.0);
+    let block_s = tier(&node, "block_seconds", "disk");
+    assert!(block_s > tier(&node, "block_seconds", "host"), "{block_s}");
+    assert!(tier(&node, "capacity_blocks", "disk") > 400.0);
     drop(node);
 
     let node = start();

@@ -65,6 +65,19 @@ impl Rates {
         self.note(|rates| &mut rates.compute_ms, ms / tokens as f64);
     }
 
+    /// Seconds until a block from host memory is in the pool; 0 where that has not been measured.
+    pub fn host_block_s(&self) -> f64 {
+        self.fetch_ms.unwrap_or(0.0) / 1e3
+    }
+
+    /// Seconds until a block from the disk is in the pool; 0 where that has not been measured.
+    pub fn disk_block_s(&self) -> f64 {
+        let read_ms = self.read_ms.filter(|ms| *ms > 0.0);
+        read_ms.map_or(0.0, |read_ms| {
+            (read_ms + self.fetch_ms.unwrap_or(0.0)) / 1e3
+        })
+    }
+
     /// Whether to fetch blocks rather than compute them. What has not been measured is tried.
     pub fn fetch_pays(&self) -> bool {
         let (Some(fetch_ms), Some(compute_ms)) = (self.fetch_ms, self.compute_ms) else {

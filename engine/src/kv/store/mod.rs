@@ -331,6 +331,16 @@ impl Store {
         self.disk.as_ref().map_or(0, |disk| disk.index().len())
     }
 
+    /// Blocks that host memory has room for.
+    pub fn host_capacity(&self) -> usize {
+        self.arena.len() / self.block_bytes - 1
+    }
+
+    /// Blocks that the disk has room for.
+    pub fn disk_capacity(&self) -> usize {
+        self.disk.as_ref().map_or(0, Disk::capacity)
+    }
+
     /// Bytes of a block.
     pub fn block_bytes(&self) -> usize {
         self.block_bytes

@@ -69,6 +69,7 @@ pub struct Disk {
     done: Receiver<Done>,
     spare: Vec<Buffer>,
     buffers: usize,
+    capacity: usize,
     body_bytes: usize,
     stamp: u64,
     full_for: u32,
@@ -131,6 +132,7 @@ impl Disk {
         mut entries: Vec<(Slot, Entry)>,
         body_bytes: usize,
     ) -> std::io::Result<Disk> {
+        let capacity = slots;
         let mut worker = Worker {
             drive,
             body_bytes,
@@ -172,6 +174,7 @@ impl Disk {
             done,
             spare: spare.collect(),
             buffers,
+            capacity,
             body_bytes,
             stamp,
             full_for: 0,
@@ -179,6 +182,11 @@ impl Disk {
             moved: DiskMoved::default(),
             thread: Some(thread),
         })
+    }
+
+    /// Blocks that it has room for.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
     }
 
     pub(super) fn index(&self) -> &TierIndex {
