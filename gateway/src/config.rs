@@ -23,7 +23,7 @@ use dialects::normalise::Options;
 use dialects::session::Table;
 use policies::pick::Params;
 use policies::price::{PriceBook, Rates};
-use policies::view::Role;
+use policies::view::{FetchCosts, Role};
 
 pub use self::disaggregation::DisaggregationConfig;
 use crate::store::TenantId;
@@ -117,6 +117,8 @@ pub struct NodeConfig {
     pub region: String,
     /// What it does of a turn.
     pub duty: Duty,
+    /// What fetching KV from its slower tiers costs, where it does not tell that itself.
+    pub fetch_ms_per_block: FetchCosts,
 }
 
 /// What a node does where prompts and answers are computed apart.

@@ -14,13 +14,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cache_index::ids::NodeId;
-use policies::hold::served::BLOCK_TOKENS;
 use policies::hold::{Gate, NodeRoom, Params, Place, Room, Start, Verdict};
 use policies::view::Role;
 use prometheus::{IntCounter, IntGauge};
 use tokio::sync::oneshot;
 
-use rooms::{Numbered, idlest, own_or_idler, queues, serves, turn};
+use rooms::{Numbered, idlest, kept_blocks, own_or_idler, queues, serves, turn};
 
 use crate::fleet::{Fleet, Node};
 use crate::metrics::GaugeGuard;
@@ -29,8 +28,6 @@ use crate::tasks::{Drain, Phase};
 use crate::turn::Job;
 use dialects::error::{ApiError, ErrorKind};
 
-/// Blocks of 16 tokens in a block of the gate.
-const BLOCKS_PER_BLOCK: u64 = BLOCK_TOKENS / cache_index::block::BLOCK_TOKENS as u64;
 /// How often gates with waiting turns are asked although nothing has ended.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
@@ -364,9 +361,9 @@ impl Inner {
         (id, verdict, goes, told)
     }
 
-    /// Looks up what the pools hold, once a second. Where prompts and answers are computed apart a
+    /// Looks up what nodes keep, once a second. Where prompts and answers are computed apart a
     /// session has no one place, and what its prompt fills on either side is not followed: nothing is
-    /// known of the pools then, so that nobody waits for room.
+    /// known of the nodes then, so that nobody waits for room.
     fn look_up(&mut self, now_ms: f64, fleet: &Fleet, model: &str) {
         const LOOKED_UP_EVERY_MS: f64 = 1000.0;
         if now_ms - self.looked_up_ms < LOOKED_UP_EVERY_MS {
@@ -377,8 +374,8 @@ impl Inner {
         let serving = nodes.iter().filter(|node| serves(node, model));
         let is_apart = serving.clone().any(|node| node.duty.role != Role::Mixed);
         let capacity = |node: &Arc<Node>| {
-            let blocks = node.facts().pool_blocks / BLOCKS_PER_BLOCK;
-            (node.id.clone(), if is_apart { 0 } else { blocks })
+            let blocks = if is_apart { 0 } else { kept_blocks(node) };
+            (node.id.clone(), blocks)
         };
         self.nodes.set_capacities(serving.map(capacity));
     }

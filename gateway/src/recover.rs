@@ -132,6 +132,7 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
     let dispatch = Dispatch {
         prompt_tokens: job.prompt.tokens,
         cached_tokens: chosen.decision.expected_cached_tokens,
+        fetched: chosen.decision.fetched(),
         output_tokens: job.output_tokens_expected,
         chain: &job.prompt.chain.hashes,
         session: job.session.id.key,

@@ -145,6 +145,7 @@ impl Pace {
             step_ms_per_answer: self.decode_per_answer.max(0.0),
             step_ms_per_context_token: self.decode_per_token.max(0.0),
             batch_max: self.batch.max(1),
+            ..Params::default()
         })
     }
 }

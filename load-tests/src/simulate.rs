@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::ValueEnum;
 use simulate::compare::{self, Case};
+use simulate::engine::tiers::TierParams;
 use simulate::figures::Summary;
 use simulate::load::has_requests;
 use simulate::policy::{PolicyError, Spec};
@@ -87,6 +88,18 @@ pub struct Args {
     /// Share of sessions that roam between regions
     #[arg(long, default_value_t = 0.0)]
     pub roam: f64,
+    /// Memory of each node below its pool, in blocks of 512 tokens
+    #[arg(long, value_name = "BLOCKS512", default_value_t = 0)]
+    pub host_capacity: usize,
+    /// How fast a node reads from it, GB a second
+    #[arg(long, value_name = "GB", default_value_t = 25.0)]
+    pub host_gb_per_s: f64,
+    /// A store that all nodes share, in blocks of 512 tokens
+    #[arg(long, value_name = "BLOCKS512", default_value_t = 0)]
+    pub store_capacity: usize,
+    /// How fast each node reads from it, GB a second
+    #[arg(long, value_name = "GB", default_value_t = 10.0)]
+    pub store_gb_per_s: f64,
     /// Runs at the same time; by default one for each processor
     #[arg(long)]
     pub jobs: Option<usize>,
@@ -124,7 +137,9 @@ pub fn run(args: &Args, mut progress: impl FnMut(&Report)) -> Result<Vec<Report>
     let specs = specs(&args.policy)?;
     check(args)?;
     let mut reports = Vec::new();
-    for (name, trace, scenario) in scenarios(args)? {
+    for (name, trace, mut scenario) in scenarios(args)? {
+        scenario.fleet.host = tier(args.host_capacity, args.host_gb_per_s);
+        scenario.fleet.store = tier(args.store_capacity, args.store_gb_per_s);
         if !has_requests(&trace, &scenario) {
             return Err(flag("--slice", "holds no request of this trace"));
         }
@@ -174,6 +189,11 @@ pub fn read_trace(path: &Path) -> Result<Trace, LoadError> {
     let name = name.split('.').next().unwrap_or_default();
     Trace::read(name, BufReader::new(input))
         .map_err(|error| LoadError::program(path.display().to_string(), error.to_string()))
+}
+
+/// A tier of this size; none of size 0.
+fn tier(blocks: usize, gb_per_s: f64) -> Option<TierParams> {
+    (blocks > 0).then_some(TierParams { blocks, gb_per_s })
 }
 
 fn flag(flag: &'static str, reason: impl Into<String>) -> LoadError {
@@ -242,6 +262,16 @@ fn check(args: &Args) -> Result<(), LoadError> {
             "--weights",
             "one number for each region, none below 0",
         ));
+    }
+    let speeds = [
+        ("--host-gb-per-s", args.host_gb_per_s),
+        ("--store-gb-per-s", args.store_gb_per_s),
+    ];
+    if let Some((name, _)) = speeds.iter().find(|(_, gb)| !is_positive(Some(*gb))) {
+        return Err(flag(name, "above 0"));
+    }
+    if args.host_capacity.max(args.store_capacity) > u32::MAX as usize {
+        return Err(flag("--host-capacity, --store-capacity", "fewer blocks"));
     }
     if !(0.0..=1.0).contains(&args.roam) {
         return Err(flag("--roam", "from 0 to 1"));

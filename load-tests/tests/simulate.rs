@@ -11,6 +11,7 @@ use std::sync::Mutex;
 
 use load_tests::simulate::read_trace;
 use simulate::compare::{Case, ci95};
+use simulate::engine::tiers::TierParams;
 use simulate::policy::Spec;
 use simulate::scenario::{Load, Slice};
 use simulate::scenarios::Setup;
@@ -25,6 +26,8 @@ struct Both {
     /// As the other one wants it.
     keys: &'static str,
     setup: Setup,
+    /// Memory of each node below its pool, and a store that all share.
+    tiers: [Option<TierParams>; 2],
     /// The other one's names and ours.
     policies: &'static [(&'static str, &'static str)],
 }
@@ -55,6 +58,7 @@ fn both() -> Vec<Both> {
         trace: "weka",
         keys,
         setup,
+        tiers: [None; 2],
         policies: LOAD_AND_SESSION,
     };
     let copies = Load::Copies {
@@ -69,7 +73,24 @@ fn both() -> Vec<Both> {
             trace: "mooncake_conversation",
             keys: "nodes=8 cap=3000 copies=2 speed=1.25",
             setup: Setup::new(8, 3000, copies),
+            tiers: [None; 2],
             policies: &LOAD_AND_SESSION[..1],
+        },
+        Both {
+            tiers: [
+                Some(TierParams {
+                    blocks: 6000,
+                    gb_per_s: 25.0,
+                }),
+                Some(TierParams {
+                    blocks: 50_000,
+                    gb_per_s: 4.0,
+                }),
+            ],
+            ..weka(
+                "nodes=8 cap=3000 users=220 host=6000 hostbw=25 glob=50000 globbw=4",
+                agents(3000, 220),
+            )
         },
     ]
 }
@@ -136,7 +157,8 @@ fn play(
             scope.spawn(|| {
                 while let Some(seed) = next() {
                     let theirs = their_point(both, theirs, seed, program, unpacked);
-                    let scenario = both.setup.scenario(trace, Slice::Dev, seed);
+                    let mut scenario = both.setup.scenario(trace, Slice::Dev, seed);
+                    [scenario.fleet.host, scenario.fleet.store] = both.tiers;
                     let spec = Spec::parse(ours).expect("a policy");
                     let figures = Case { spec, seed }
                         .play(trace, &scenario)
@@ -184,7 +206,8 @@ fn their_point(both: &Both, policy: &str, seed: u64, program: &Path, trace: &Pat
         values[column].parse().expect("a number")
     };
     Point {
-        hit_ratio: value("hit"),
+        // It counts apart what comes from slower tiers.
+        hit_ratio: value("hit") + value("tier"),
         ttft_ms: value("ttft_mean"),
     }
 }
@@ -213,6 +236,46 @@ fn compare(points: &[(Point, Point)]) -> Line {
              {our_ttft:.0} ms, theirs {their_ttft:.0} ± {ttft_ci:.0} ms"
         ),
         agrees: hits_off <= hits_ci.max(0.01) && ttft_off <= ttft_ci.max(0.05 * their_ttft),
+    }
+}
+
+/// Would a decision that counts what lies in slower tiers serve worse than one that does not? Where
+/// a link is quick, much better; where it is as slow as computing, about the same.
+#[test]
+fn reading_the_tiers_is_never_worse_than_ignoring_them() {
+    let Some(traces) = shared("traces") else {
+        return;
+    };
+    let trace = read_trace(&traces.join("weka.trie.zst")).expect("a trace");
+    let tier = |gb_per_s: f64| {
+        Some(TierParams {
+            blocks: 50_000,
+            gb_per_s,
+        })
+    };
+    for (host, store, at_most) in [
+        (None, tier(10.0), 0.7),
+        (None, tier(2.0), 1.1),
+        (tier(25.0), None, 0.7),
+        (tier(25.0), tier(4.0), 0.7),
+    ] {
+        let mean_ms = |policy: &str| {
+            let setup = Setup::new(8, 3000, Load::Users(220));
+            let mut scenario = setup.scenario(&trace, Slice::Dev, 21);
+            (scenario.fleet.host, scenario.fleet.store) = (host, store);
+            let runs = (21..24).map(|seed| {
+                let spec = Spec::parse(policy).expect("a policy");
+                let summary = Case { spec, seed }.play(&trace, &scenario);
+                summary.expect("plays").figures.ttft_mean_ms
+            });
+            runs.sum::<f64>() / 3.0
+        };
+        let (reads, ignores) = (mean_ms("homing-gate"), mean_ms("homing-gate:tiers=0"));
+        eprintln!("{host:?} {store:?}: {reads:.0} ms, {ignores:.0} ms without");
+        assert!(
+            reads <= at_most * ignores,
+            "{host:?} {store:?}: {reads} ms, {ignores} without"
+        );
     }
 }
 

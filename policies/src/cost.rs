@@ -32,7 +32,8 @@ const BLOCK_TOKENS_U64: u64 = BLOCK_TOKENS as u64;
 /// What the cost is computed with.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Params {
-    /// Weight of this request's own prefill.
+    /// Weight of this request's own prefill, and of the fetch before it, which keeps a node from the next
+    /// prompt just the same.
     pub b: f64,
     /// Prefill rate assumed for a node that has none measured.
     pub prefill_tokens_per_s_default: f64,
@@ -137,6 +138,8 @@ pub struct Candidate {
     pub cached_tokens: u64,
     /// Of these, the ones that it would fetch.
     pub fetched_tokens: u64,
+    /// How long that takes, in milliseconds.
+    pub fetched_ms: f64,
     /// The terms of its cost.
     pub terms: Terms,
     /// Their sum.
@@ -175,10 +178,11 @@ pub fn candidate(
             node.context_doubles_tokens,
         ))
     };
-    let source = cheapest_source(request, node, |cached| p.b * prefill(cached));
+    let source = quickest_source(request, node, prefill);
     let uncached = request.prompt_tokens - source.cached_tokens;
     let queue_ms = ms(to_f64(node.inflight_prefill_tokens));
     let own_ms = prefill(source.cached_tokens);
+    let occupied_ms = own_ms + source.fetch_ms;
     let bound = request.bound.as_ref() == Some(&node.id);
     // A binding to a node that has lost the session's prefix is worth nothing.
     let bonus = p.affinity.bonus_ms(ms(to_f64(source.cached_tokens)));
@@ -186,12 +190,12 @@ pub fn candidate(
         round_trip_ms: node.round_trip_ms.max(0.0),
         queue_ms,
         prefill_ms: p.b * own_ms,
-        behind_ms: p.behind * behind_ms(node, fleet, (queue_ms, own_ms), p),
+        behind_ms: p.behind * behind_ms(node, fleet, (queue_ms, occupied_ms), p),
         pool_ms: pool_wait_ms(request, node, p),
         live_ms: ms(p.live * displaced_live(request, node, uncached, p)),
         crowd_ms: 0.0,
         decode_ms: ms(p.decode_interference * to_f64(node.inflight_decode_tokens)),
-        fetch_ms: source.fetch_ms,
+        fetch_ms: p.b * source.fetch_ms,
         stall_ms: p.stall * stall_ms(node, fleet, own_ms),
         transfer_ms: 0.0,
         session_ms: if bound { -bonus } else { 0.0 },
@@ -200,6 +204,7 @@ pub fn candidate(
         node: node.id.clone(),
         cached_tokens: source.cached_tokens,
         fetched_tokens: source.fetched_tokens,
+        fetched_ms: source.fetch_ms,
         terms,
         cost_ms: terms.total_ms(),
     }
@@ -212,9 +217,9 @@ struct Source {
     fetch_ms: f64,
 }
 
-/// The cheapest of: what the device holds alone, and each store tier read as well. A node fetches
-/// where that is cheaper than computing, and not otherwise.
-fn cheapest_source(
+/// The quickest of: what the device holds alone, and each store tier read as well. A node fetches
+/// where that is quicker than computing, and not otherwise.
+fn quickest_source(
     request: &RequestView,
     node: &NodeView,
     prefill_ms: impl Fn(u64) -> f64,

@@ -109,6 +109,7 @@ struct Prefill {
     id: u64,
     cached_tokens: u64,
     prompt_tokens: u64,
+    fetch_ms: f64,
     since_ms: f64,
 }
 
@@ -120,14 +121,22 @@ impl Prefill {
             context_doubles_tokens,
         )
     }
+
+    /// The same and its fetch, as the tokens that could be computed meanwhile.
+    fn work(&self, load: &NodeLoad) -> f64 {
+        let fetched = self.fetch_ms * load.tokens_per_s() / 1000.0;
+        self.weighted(load.context_doubles_tokens()) + fetched
+    }
 }
 
 /// What is sent to a node with one request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sent {
     /// Prompt tokens that the node is expected to read from cache; all of them where another node
     /// computes the prompt.
     pub cached_tokens: u64,
+    /// How long it is expected to fetch some of these from slower tiers, in milliseconds.
+    pub fetch_ms: f64,
     /// All tokens of the prompt.
     pub prompt_tokens: u64,
     /// Tokens that the answer is expected to have.
@@ -165,6 +174,7 @@ impl NodeLoad {
             id,
             cached_tokens: sent.cached_tokens,
             prompt_tokens: sent.prompt_tokens,
+            fetch_ms: sent.fetch_ms.max(0.0),
             since_ms: now_ms,
         };
         self.prefills.push_back(prefill);
@@ -178,8 +188,7 @@ impl NodeLoad {
         }
         self.arrivals.add(now_ms, 1.0);
         if let Some((own, _)) = self.solved {
-            let work = prefill.weighted(self.context_doubles_tokens());
-            self.work_ms.add(now_ms, work * own);
+            self.work_ms.add(now_ms, prefill.work(self) * own);
         }
     }
 
@@ -198,13 +207,15 @@ impl NodeLoad {
         }
         let began_ms = prefill.since_ms.max(self.last_first_token_ms);
         self.last_first_token_ms = now_ms;
-        if tokens >= FIT_TOKENS_MIN && now_ms > began_ms {
+        let spent_ms = now_ms - began_ms - prefill.fetch_ms;
+        // Where most of the time is said to have gone into a fetch, the rest says little.
+        let is_prefill = spent_ms > prefill.fetch_ms && spent_ms > 0.0;
+        if tokens >= FIT_TOKENS_MIN && is_prefill {
             let context = to_f64(prefill.cached_tokens) + tokens / 2.0;
             let most_ms = self.solved.map_or(f64::INFINITY, |(own, added)| {
                 STALL_MAX * tokens * (own + added * context)
             });
-            self.fit
-                .add(tokens, context, (now_ms - began_ms).min(most_ms));
+            self.fit.add(tokens, context, spent_ms.min(most_ms));
             self.solved = self.fit.solved();
         }
     }
@@ -229,11 +240,10 @@ impl NodeLoad {
         let Some(oldest) = self.prefills.iter().find(has_work) else {
             return 0;
         };
-        let doubles = self.context_doubles_tokens();
-        let all: f64 = self.prefills.iter().map(|p| p.weighted(doubles)).sum();
+        let all: f64 = self.prefills.iter().map(|p| p.work(self)).sum();
         let began_ms = oldest.since_ms.max(self.last_first_token_ms);
         let done = (now_ms - began_ms).max(0.0) * self.tokens_per_s() / 1000.0;
-        let done_max = oldest.weighted(doubles) * (1.0 - LEFT_SHARE_MIN);
+        let done_max = oldest.work(self) * (1.0 - LEFT_SHARE_MIN);
         to_tokens(all - done.min(done_max))
     }
 

@@ -83,6 +83,17 @@ impl Decision {
         self.pair().map_or(&self.node, |pair| &pair.prefill)
     }
 
+    /// What the node that computes the prompt is expected to fetch from slower tiers.
+    pub fn fetched(&self) -> Fetched {
+        let node = self.prefill_node();
+        let mut looked_at = self.prefill_candidates().iter();
+        let chosen = looked_at.find(|candidate| candidate.node == *node);
+        chosen.map_or(Fetched::default(), |candidate| Fetched {
+            tokens: candidate.fetched_tokens,
+            ms: candidate.fetched_ms,
+        })
+    }
+
     /// The nodes that were looked at for computing the prompt, as the turn is to be carried out.
     pub fn prefill_candidates(&self) -> &[Candidate] {
         match &self.legs {
@@ -90,6 +101,15 @@ impl Decision {
             _ => &self.candidates,
         }
     }
+}
+
+/// What a node fetches from its slower tiers before it computes the rest of a prompt.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Fetched {
+    /// Prompt tokens that are expected to come from there.
+    pub tokens: u64,
+    /// How long that is expected to take.
+    pub ms: f64,
 }
 
 /// No node can take the request.

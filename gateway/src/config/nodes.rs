@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};
 
 use cache_index::ids::NodeId;
-use policies::view::Role;
+use policies::view::{FetchCosts, Role};
 use serde::Deserialize;
 
 use super::disaggregation::DisaggregationConfig;
@@ -28,6 +28,16 @@ pub(super) struct NodeFile {
     role: Option<RoleFile>,
     connector: Option<ConnectorFile>,
     bootstrap: Option<String>,
+    kv_fetch_ms_per_block: Option<FetchFile>,
+}
+
+/// What fetching a block of 16 tokens costs, in milliseconds, by tier.
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct FetchFile {
+    host: f64,
+    disk: f64,
+    shared: f64,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -105,6 +115,7 @@ impl NodeFile {
             role,
             connector,
             bootstrap,
+            kv_fetch_ms_per_block,
         } = self;
         // The name travels in a response header.
         if id.is_empty() || id.len() > 128 || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -143,8 +154,26 @@ impl NodeFile {
             replay,
             region: region.unwrap_or_else(|| "local".to_owned()),
             duty: duty(at, (role, connector, bootstrap), disaggregation)?,
+            fetch_ms_per_block: fetch_costs(at, kv_fetch_ms_per_block.unwrap_or_default())?,
         })
     }
+}
+
+fn fetch_costs(at: usize, file: FetchFile) -> Result<FetchCosts, ConfigError> {
+    /// A block that takes longer is never fetched.
+    const MS_MAX: f64 = 60_000.0;
+    let FetchFile { host, disk, shared } = file;
+    for (tier, ms) in [("host", host), ("disk", disk), ("shared", shared)] {
+        if !(0.0..=MS_MAX).contains(&ms) {
+            let key = format!("nodes[{at}].kv_fetch_ms_per_block.{tier}");
+            return Err(value(&key, ms, "0 (not counted on) to 60,000 milliseconds"));
+        }
+    }
+    Ok(FetchCosts {
+        host_ms: host,
+        disk_ms: disk,
+        shared_ms: shared,
+    })
 }
 
 /// What a node does, and what its connector needs for it.

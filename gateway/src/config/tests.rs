@@ -53,6 +53,21 @@ fn every_refusal_names_its_key() {
             "[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1:1\"\nevents = \"127.0.0.1:2\"",
             Err("nodes[0].events"),
         ),
+        (
+            "[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1:1\"\n\
+             kv_fetch_ms_per_block = { host = 0.1, shared = 2.0 }",
+            Ok(()),
+        ),
+        (
+            "[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1:1\"\n\
+             kv_fetch_ms_per_block = { disk = -1.0 }",
+            Err("`nodes[0].kv_fetch_ms_per_block.disk` is -1"),
+        ),
+        (
+            "[[nodes]]\nid = \"a\"\nurl = \"http://127.0.0.1:1\"\n\
+             kv_fetch_ms_per_block = { moon = 1.0 }",
+            Err("moon"),
+        ),
         ("[limits]\nbody_bytes_max = 5", Err("limits.body_bytes_max")),
         ("[limits]\nqueue_wait_s = -1.0", Err("limits.queue_wait_s")),
         ("[limits]\nqueue_wait_s = nan", Err("limits.queue_wait_s")),

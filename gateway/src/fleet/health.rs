@@ -170,6 +170,7 @@ impl Checks {
         self.node.set_facts(|facts| {
             facts.started_s = found.started_s.or(facts.started_s);
             facts.block_tokens = found.block_tokens.unwrap_or(facts.block_tokens).max(1);
+            facts.tiers = found.tiers;
             if let Some(blocks) = found.pool_blocks {
                 facts.pool_blocks = blocks.saturating_mul(facts.block_tokens) / 16;
             }

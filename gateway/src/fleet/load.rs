@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 
 use cache_index::block::{BLOCK_TOKENS, BlockHash};
 use policies::load::Sent;
+use policies::pick::Fetched;
 use policies::view::SessionKey;
 
 use super::knowledge::Lent;
@@ -26,6 +27,8 @@ pub struct Dispatch<'a> {
     pub prompt_tokens: u64,
     /// Those that the node is expected to read from cache.
     pub cached_tokens: u64,
+    /// What of these it is expected to fetch from slower tiers.
+    pub fetched: Fetched,
     /// Tokens that the answer is expected to have.
     pub output_tokens: u64,
     /// The prompt's full blocks.
@@ -75,9 +78,10 @@ impl InFlight {
                 Part::Whole | Part::Prompt => dispatch.cached_tokens,
                 Part::Answer => dispatch.prompt_tokens,
             },
+            fetch_ms: dispatch.fetched.ms,
             prompt_tokens: dispatch.prompt_tokens,
             output_tokens: dispatch.output_tokens,
-            pool_blocks: prompt - cached,
+            pool_blocks: (prompt - cached) + dispatch.fetched.tokens / BLOCK_TOKENS_U64,
         };
         node.with_work(|work, now_ms| work.dispatched(now_ms, id, sent));
         load.decode_tokens

@@ -29,11 +29,13 @@ mod node;
 mod partner;
 mod probe;
 mod replay;
+mod tiers;
 
 use self::knowledge::Knowledge;
 pub use load::{Dispatch, InFlight, Part};
 pub use node::{Facts, Node};
 pub use partner::KvInfo;
+pub use tiers::{NodeTier, NodeTiers};
 
 /// Why an attempt on a node failed, as far as it is the node's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

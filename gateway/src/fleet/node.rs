@@ -23,6 +23,7 @@ use tokio::sync::{Notify, watch};
 
 use super::load::Dispatch;
 use super::partner::KvInfo;
+use super::tiers::NodeTiers;
 use crate::config::{Duty, NodeConfig};
 
 /// What a node says of itself.
@@ -40,6 +41,8 @@ pub struct Facts {
     pub pool_used_blocks: u64,
     /// Its own block size in tokens.
     pub block_tokens: u64,
+    /// What it has below its pool.
+    pub tiers: NodeTiers,
     /// Its process start time, in seconds; tells one life from the next.
     pub started_s: Option<f64>,
     /// The shortest of its recent answers to a health check.
@@ -60,6 +63,8 @@ pub struct Node {
     pub region: String,
     /// What it does of a turn.
     pub duty: Duty,
+    /// What fetching KV costs there where it does not tell itself.
+    pub fetch_ms_per_block: FetchCosts,
     pub(super) events: Option<String>,
     pub(super) replay: Option<String>,
     pub(super) facts: ArcSwap<Facts>,
@@ -128,6 +133,7 @@ impl Node {
             replay,
             region,
             duty,
+            fetch_ms_per_block,
         } = config;
         Self {
             id: id.clone(),
@@ -135,6 +141,7 @@ impl Node {
             host: host.clone(),
             region: region.clone(),
             duty: duty.clone(),
+            fetch_ms_per_block: *fetch_ms_per_block,
             events: events.clone(),
             replay: replay.clone(),
             facts: ArcSwap::from_pointee(Facts {
@@ -146,6 +153,7 @@ impl Node {
                 pool_blocks: 0,
                 pool_used_blocks: 0,
                 block_tokens: 16,
+                tiers: NodeTiers::default(),
                 started_s: None,
                 round_trip_ms: 0.0,
                 kv: None,
@@ -265,7 +273,7 @@ impl Node {
             pool_used_blocks: facts.pool_used_blocks.max(work.pool_blocks()),
             overlap_blocks: overlap.device,
             overlap_tiers: overlap,
-            fetch_ms_per_block: FetchCosts::default(),
+            fetch_ms_per_block: facts.tiers.fetch_costs(&self.fetch_ms_per_block),
             node_block_tokens: facts.block_tokens,
             context_max: facts.context_max,
             bound_sessions: 0,

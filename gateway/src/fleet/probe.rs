@@ -15,6 +15,7 @@ use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 
 use super::node::Node;
+use super::tiers::NodeTiers;
 
 /// Metrics of a large vLLM node are about 100 KB.
 const ANSWER_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -125,6 +126,7 @@ pub(super) struct NodeMetrics {
     pub(super) pool_usage: Option<f64>,
     pub(super) pool_blocks: Option<u64>,
     pub(super) block_tokens: Option<u64>,
+    pub(super) tiers: NodeTiers,
 }
 
 /// Reads the metrics that vLLM and our engine share.
@@ -144,6 +146,23 @@ pub(super) fn read_metrics(text: &str) -> NodeMetrics {
                 found.pool_blocks = label(line, "num_gpu_blocks");
                 found.block_tokens = label(line, "block_size");
             }
+            "homing:kv_tier_capacity_blocks" => {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "the cast saturates, which is what is wanted"
+                )]
+                let blocks = value().unwrap_or(0.0) as u64;
+                found
+                    .tiers
+                    .tell(text_label(line, "tier"), |tier| tier.blocks = blocks);
+            }
+            "homing:kv_tier_block_seconds" => {
+                let ms = value().unwrap_or(0.0) * 1e3;
+                found
+                    .tiers
+                    .tell(text_label(line, "tier"), |tier| tier.block_ms = ms);
+            }
             _ => {}
         }
     }
@@ -151,12 +170,17 @@ pub(super) fn read_metrics(text: &str) -> NodeMetrics {
 }
 
 fn label(line: &str, name: &str) -> Option<u64> {
+    text_label(line, name)?.parse().ok()
+}
+
+fn text_label<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = line.split_once(&format!("{name}=\""))?;
-    rest.split('"').next()?.parse().ok()
+    rest.split('"').next()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::tiers::NodeTier;
     use super::*;
 
     /// Would catch a metric that is read from the wrong line or the wrong label.
@@ -174,8 +198,22 @@ mod tests {
                 pool_usage: Some(0.25),
                 pool_blocks: Some(512),
                 block_tokens: Some(32),
+                tiers: NodeTiers::default(),
             }
         );
+        let text = "homing:kv_tier_capacity_blocks{model_name=\"m\",tier=\"disk\"} 4096\n\
+            homing:kv_tier_block_seconds{model_name=\"m\",tier=\"disk\"} 0.002\n\
+            homing:kv_tier_block_seconds{model_name=\"m\",tier=\"host\"} 0\n\
+            homing:kv_tier_block_seconds{model_name=\"m\",tier=\"moon\"} 1\n";
+        let disk = NodeTier {
+            blocks: 4096,
+            block_ms: 2.0,
+        };
+        let told = NodeTiers {
+            disk,
+            ..NodeTiers::default()
+        };
+        assert_eq!(read_metrics(text).tiers, told);
         assert_eq!(read_metrics("junk {\n\u{0}"), NodeMetrics::default());
         let models = br#"{"object":"list","data":[{"id":"m","max_model_len":8192},{"id":"n"}]}"#;
         let served = |id: &str, max_model_len, token_ids| {

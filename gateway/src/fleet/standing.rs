@@ -22,6 +22,7 @@ impl Fleet {
             replay: None,
             region: "local".to_owned(),
             duty: crate::config::Duty::default(),
+            fetch_ms_per_block: policies::view::FetchCosts::default(),
         };
         Self::new(&(0..nodes).map(config).collect::<Vec<_>>())
     }

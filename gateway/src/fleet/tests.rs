@@ -9,6 +9,7 @@ use cache_index::block::{Namespace, hash_chain};
 use cache_index::event::GroupKind;
 use cache_index::event::{EngineHash, EventBatch, ExtraKeys, KvEvent};
 use cache_index::wire::encode_batch;
+use policies::pick::Fetched;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use zeromq::{PubSocket, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
@@ -30,6 +31,7 @@ fn config(addr: SocketAddr, events: Option<String>, replay: Option<String>) -> N
         replay,
         region: "local".to_owned(),
         duty: crate::config::Duty::default(),
+        fetch_ms_per_block: policies::view::FetchCosts::default(),
     }
 }
 
@@ -44,6 +46,7 @@ fn sent(prompt_tokens: u64, output_tokens: u64, chain: &[BlockHash]) -> Dispatch
     Dispatch {
         prompt_tokens,
         cached_tokens: 0,
+        fetched: Fetched::default(),
         output_tokens,
         chain,
         session: policies::view::SessionKey(1),
@@ -117,6 +120,42 @@ fn a_pool_keeps_what_its_last_sessions_used() {
     );
     node.left_by(policies::view::SessionKey(2));
     assert_eq!(seen(1, 80).overlap_blocks, HELD);
+}
+
+/// Would catch a tier that is counted on though nobody knows its speed, or at another one than it has.
+#[test]
+fn what_a_fetch_costs_is_told_by_the_node_or_else_configured() {
+    let configured = policies::view::FetchCosts {
+        host_ms: 5.0,
+        disk_ms: 0.0,
+        shared_ms: 7.0,
+    };
+    let fleet = Fleet::new(&[NodeConfig {
+        fetch_ms_per_block: configured,
+        ..config(([127, 0, 0, 1], 9).into(), None, None)
+    }]);
+    let node = Arc::clone(&fleet.nodes()[0]);
+    assert_eq!(node.view(Tiers::default()).fetch_ms_per_block, configured);
+    let tier = |blocks, block_ms| NodeTier { blocks, block_ms };
+    node.set_facts(|facts| {
+        facts.tiers = NodeTiers {
+            host: tier(6400, 0.5),
+            disk: tier(64_000, 3.0),
+        };
+    });
+    let told = node.view(Tiers::default()).fetch_ms_per_block;
+    assert_eq!(
+        (told.host_ms, told.disk_ms, told.shared_ms),
+        (0.5, 3.0, 7.0)
+    );
+    let gate = node.facts().tiers.for_gate(told, 32);
+    assert_eq!((gate[0].blocks, gate[1].blocks), (200, 2000));
+    assert!((gate[0].fetch_ms_per_token * 16.0 - 0.5).abs() < 1e-12);
+    // Not measured yet, or nonsense.
+    for block_ms in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        node.set_facts(|facts| facts.tiers.host = tier(6400, block_ms));
+        assert_eq!(node.view(Tiers::default()).fetch_ms_per_block.host_ms, 5.0);
+    }
 }
 
 /// Would catch a node that is tried again and again after it has failed, or never again.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use cache_index::ids::NodeId;
 use cache_index::tiers::Tiers;
-use policies::hold::{Footprint, NodeRoom, Place, Turn};
+use policies::hold::served::BLOCK_TOKENS;
+use policies::hold::{Footprint, NodeRoom, Place, Turn, capacity_blocks};
 use policies::view::Role;
 
 use crate::fleet::{Fleet, Node};
@@ -106,7 +107,9 @@ pub(super) fn turn(id: u64, job: &Job<'_>, first: &Chosen, returns: bool) -> Tur
         id,
         tenant: hasher.finish(),
         session: job.session.id.key,
-        work_ms: candidate.map_or(0.0, |candidate| candidate.terms.prefill_ms),
+        work_ms: candidate.map_or(0.0, |candidate| {
+            candidate.terms.prefill_ms + candidate.terms.fetch_ms
+        }),
         returns,
         footprint: Footprint {
             blocks: job.log_blocks.clone(),
@@ -135,4 +138,19 @@ pub(super) fn queues(fleet: &Fleet, model: &str) -> HashMap<NodeId, f64> {
     let has_others = serving.clone().any(|node| node.duty.role != Role::Decode);
     let computes = |node: &&Arc<Node>| !(has_others && node.duty.role == Role::Decode);
     serving.filter(computes).map(queue).collect()
+}
+
+/// What a node keeps of the sessions that it serves, in the gate's blocks; 0 where it is not known.
+pub(super) fn kept_blocks(node: &Node) -> u64 {
+    /// Blocks of 16 tokens in one of the gate's.
+    const PER: u64 = BLOCK_TOKENS / cache_index::block::BLOCK_TOKENS as u64;
+    let facts = node.facts();
+    let view = node.view(Tiers::default());
+    let prefill_ms_per_token = match view.prefill_tokens_per_s {
+        rate if rate > 0.0 => 1000.0 / rate,
+        // Nobody knows yet whether a tier is quicker.
+        _ => 0.0,
+    };
+    let tiers = facts.tiers.for_gate(view.fetch_ms_per_block, PER);
+    capacity_blocks(facts.pool_blocks / PER, &tiers, prefill_ms_per_token)
 }

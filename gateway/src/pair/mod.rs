@@ -19,6 +19,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use policies::pick::Fetched;
 use policies::retry::Outcome;
 use policies::view::{Role, Splits};
 
@@ -96,17 +97,26 @@ impl Loads {
         let job = flow.job;
         let decision = &chosen.decision;
         let moved = decision.pair().map_or(0, |pair| pair.moved_tokens);
-        let dispatch = |part, cached_tokens, output_tokens| Dispatch {
+        let dispatch = |part, (cached_tokens, fetched), output_tokens| Dispatch {
             prompt_tokens: job.prompt.tokens,
             cached_tokens,
+            fetched,
             output_tokens,
             chain: &job.prompt.chain.hashes,
             session: job.session.id.key,
             part,
         };
-        let prompt = dispatch(Part::Prompt, decision.expected_cached_tokens, 0);
+        let prompt = dispatch(
+            Part::Prompt,
+            (decision.expected_cached_tokens, decision.fetched()),
+            0,
+        );
         let held = job.prompt.tokens.saturating_sub(moved);
-        let answer = dispatch(Part::Answer, held, job.output_tokens_expected);
+        let answer = dispatch(
+            Part::Answer,
+            (held, Fetched::default()),
+            job.output_tokens_expected,
+        );
         let fleet = &flow.gateway.fleet;
         Self {
             prefill: fleet.dispatch(&two.prefill, &prompt),

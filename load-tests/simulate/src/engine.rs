@@ -9,18 +9,19 @@
 //! The same type serves the simulator's virtual clock and a simulated node in real time: the
 //! caller asks [`Node::next_ms`] when something will happen and calls [`Node::advance`] then, or
 //! later. Left out on purpose: preemption, batches of several prompts, other orders than first come
-//! first served, and speculation. The place for slower tiers is `Prefill::transfer_ms`: blocks that
-//! come from a host or a shared store cost time there before the first chunk.
+//! first served, and speculation. What lies below the pool is in [`tiers`].
 
 mod look;
 mod node;
 pub(crate) mod pool;
 #[cfg(test)]
 mod tests;
+pub mod tiers;
 
 use std::sync::Arc;
 
 pub use node::Node;
+use tiers::Tier;
 
 /// How fast a node is. The defaults are about those of a 70B-class model on eight GPUs: assumed,
 /// not measured, so compare policies with them and never quote the milliseconds.
@@ -42,6 +43,8 @@ pub struct Params {
     pub step_ms_per_context_token: f64,
     /// Answers under way at once, at most.
     pub batch_max: usize,
+    /// Size of one token's KV, bytes.
+    pub kv_bytes_per_token: f64,
 }
 
 impl Default for Params {
@@ -55,6 +58,7 @@ impl Default for Params {
             step_ms_per_answer: 0.08,
             step_ms_per_context_token: 1.5e-5,
             batch_max: 256,
+            kv_bytes_per_token: 160_000.0,
         }
     }
 }
@@ -111,8 +115,11 @@ pub enum Happened {
         at_ms: f64,
         /// Whose.
         id: u32,
-        /// Tokens of the prompt that were held when its prefill started.
+        /// Tokens of the prompt that were not computed: held in the pool when the prefill started, or
+        /// fetched before it.
         cached_tokens: u32,
+        /// Of these, the ones that were fetched.
+        fetched_tokens: u32,
     },
     /// An answer is complete.
     Finished {
@@ -123,21 +130,25 @@ pub enum Happened {
         /// Its tokens.
         output_tokens: u32,
     },
-    /// The pool has taken in `path[from..to]`; `path[..from]` was there.
+    /// A tier has taken in `path[from..to]`; `path[..from]` was there.
     Stored {
         /// When.
         at_ms: f64,
+        /// Which.
+        tier: Tier,
         /// The whole path of the prompt.
         path: Arc<[u32]>,
         /// The first new block's place in it.
         from: usize,
-        /// One past the last; less than the path is long only where the pool is smaller.
+        /// One past the last; less than the path is long only where the tier is smaller.
         to: usize,
     },
-    /// The pool has let go of these.
+    /// A tier has let go of these.
     Removed {
         /// When.
         at_ms: f64,
+        /// Which.
+        tier: Tier,
         /// Which, in order.
         blocks: Vec<u32>,
     },

@@ -21,7 +21,9 @@ pub struct Figures {
     pub completions_per_s: f64,
     /// Cached prompt tokens over all prompt tokens, of requests with a first token.
     pub hit_ratio: f64,
-    /// The same with one cache without limits that all nodes share.
+    /// Of the prompt tokens, those that were fetched from a slower tier.
+    pub fetched_ratio: f64,
+    /// The hit ratio with one cache without limits that all nodes share.
     pub hit_ratio_ideal: f64,
     /// First try to first token. One that never came counts as if it came at the end.
     pub ttft_mean_ms: f64,
@@ -113,6 +115,7 @@ impl Figures {
             requests,
             completions_per_s: done as f64 / seconds,
             hit_ratio: share_of_tokens(|o| o.cached_tokens),
+            fetched_ratio: share_of_tokens(|o| o.fetched_tokens),
             hit_ratio_ideal: share_of_tokens(|o| o.ideal_tokens),
             ttft_mean_ms: mean(&ttft),
             ttft_p50_ms: percentile(&ttft, 0.5),
@@ -140,6 +143,7 @@ impl Figures {
             requests: mean(|f| f.requests),
             completions_per_s: mean(|f| f.completions_per_s),
             hit_ratio: mean(|f| f.hit_ratio),
+            fetched_ratio: mean(|f| f.fetched_ratio),
             hit_ratio_ideal: mean(|f| f.hit_ratio_ideal),
             ttft_mean_ms: mean(|f| f.ttft_mean_ms),
             ttft_p50_ms: mean(|f| f.ttft_p50_ms),

@@ -38,8 +38,10 @@ pub struct Outcome {
     pub output_tokens: u32,
     /// Those that a cache without limits, shared by all, would have held.
     pub ideal_tokens: u32,
-    /// Those that the node held; 0 without a first token.
+    /// Those that the node did not compute; 0 without a first token.
     pub cached_tokens: u32,
+    /// Of these, the ones that it fetched from a slower tier.
+    pub fetched_tokens: u32,
     /// Where it was sent.
     pub node: Option<usize>,
     /// When its first token reached the client.
@@ -207,6 +209,7 @@ impl<'a> Play<'a> {
             output_tokens: request.output_tokens,
             ideal_tokens: params.cached_tokens(ideal, request.prompt_tokens),
             cached_tokens: 0,
+            fetched_tokens: 0,
             node: None,
             first_token_ms: None,
             done_ms: None,
@@ -306,25 +309,34 @@ impl<'a> Play<'a> {
         match happened {
             Happened::Stored {
                 at_ms,
+                tier,
                 path,
                 from,
                 to,
             } => {
                 let path = &path[..to];
-                router.changed(at_ms, node, &Change::Stored { path, from });
+                let change = Change::Stored { tier, path, from };
+                router.changed(at_ms, node, &change);
             }
-            Happened::Removed { at_ms, blocks } => {
-                router.changed(at_ms, node, &Change::Removed(&blocks));
+            Happened::Removed {
+                at_ms,
+                tier,
+                blocks,
+            } => {
+                let blocks = &blocks;
+                router.changed(at_ms, node, &Change::Removed { tier, blocks });
             }
             Happened::FirstToken {
                 at_ms,
                 id,
                 cached_tokens,
+                fetched_tokens,
             } => {
                 let seen_ms = at_ms + self.half_round_trip_ms(id);
                 let outcome = &mut self.outcomes[id as usize];
                 outcome.first_token_ms = Some(seen_ms);
                 outcome.cached_tokens = cached_tokens;
+                outcome.fetched_tokens = fetched_tokens;
                 let what = What::FirstTokenSeen { id, cached_tokens };
                 self.at(seen_ms, what, router);
             }

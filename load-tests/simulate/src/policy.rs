@@ -355,6 +355,8 @@ fn homing(fleet: &Fleet, values: &mut Values<'_>) -> Homing {
         nodes: (0..fleet.nodes).map(place).collect(),
         block_tokens: u64::from(fleet.params.block_tokens),
         round_trip_ms: fleet.round_trips_ms.clone(),
+        fetch: fleet.fetch_costs(),
+        tiers: fleet.slow_tiers(),
     };
     let mut settings = Settings {
         knowledge: Knowledge::Events,

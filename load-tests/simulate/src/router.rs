@@ -1,6 +1,7 @@
 //! What does a policy see of a request, and what may it answer?
 
 use crate::engine::Node;
+use crate::engine::tiers::Tier;
 
 /// One request at the moment of a decision.
 #[derive(Clone, Copy, Debug)]
@@ -38,13 +39,20 @@ pub enum Answer {
 pub enum Change<'a> {
     /// `path[from..]` is new; everything before it was there.
     Stored {
+        /// Where; what is in the store that nodes share is there for all of them.
+        tier: Tier,
         /// The whole path.
         path: &'a [u32],
         /// The first new block's place in it.
         from: usize,
     },
     /// These are gone.
-    Removed(&'a [u32]),
+    Removed {
+        /// From where.
+        tier: Tier,
+        /// Which.
+        blocks: &'a [u32],
+    },
 }
 
 /// A routing policy. `nodes` is the exact state: oracles read all of it, an honest policy only what

@@ -1,5 +1,10 @@
 //! What is simulated? A fleet, who asks it, and which part of the time counts.
 
+use cache_index::block::BLOCK_TOKENS;
+use policies::hold::{SlowTier, served};
+use policies::view::FetchCosts;
+
+use crate::engine::tiers::{Store, TierParams};
 use crate::engine::{Node, Params};
 
 /// The nodes of a run; what a router is built from.
@@ -11,6 +16,10 @@ pub struct Fleet {
     pub nodes: usize,
     /// Blocks in each pool.
     pub capacity: usize,
+    /// Memory of each node below its pool.
+    pub host: Option<TierParams>,
+    /// A store that all nodes share.
+    pub store: Option<TierParams>,
     /// Regions; the nodes are dealt out in order, evenly.
     pub regions: usize,
     /// Round trips between different regions, ms, see [`Fleet::round_trip_ms`].
@@ -34,11 +43,46 @@ impl Fleet {
         self.round_trips_ms[(from + to - 1) % self.round_trips_ms.len()]
     }
 
+    /// What fetching a block of 16 tokens costs, by tier.
+    pub fn fetch_costs(&self) -> FetchCosts {
+        let per_block = f64::from(self.params.block_tokens) / BLOCK_TOKENS as f64;
+        let cost = |tier: Option<TierParams>| {
+            tier.map_or(0.0, |tier| tier.block_ms(&self.params) / per_block)
+        };
+        FetchCosts {
+            host_ms: cost(self.host),
+            disk_ms: 0.0,
+            shared_ms: cost(self.store),
+        }
+    }
+
+    /// Each node's slower tiers as the product's gate counts them: its part of the store is as much as
+    /// there is for each node.
+    pub fn slow_tiers(&self) -> Vec<SlowTier> {
+        let tier = |tier: TierParams, sharers: usize| SlowTier {
+            blocks: (tier.blocks / sharers) as u64 * u64::from(self.params.block_tokens)
+                / served::BLOCK_TOKENS,
+            fetch_ms_per_token: tier.block_ms(&self.params) / f64::from(self.params.block_tokens),
+        };
+        let host = self.host.map(|host| tier(host, 1));
+        let store = self.store.map(|store| tier(store, self.nodes));
+        host.into_iter().chain(store).collect()
+    }
+
     /// The nodes themselves, idle.
     pub fn build(&self) -> Vec<Node> {
-        (0..self.nodes)
-            .map(|n| Node::new(self.params, self.capacity).in_region(self.region_of(n)))
-            .collect()
+        let store = self.store.map(Store::new);
+        let node = |number: usize| {
+            let mut node = Node::new(self.params, self.capacity).in_region(self.region_of(number));
+            if let Some(host) = self.host {
+                node = node.with_host(host);
+            }
+            if let Some(store) = &store {
+                node = node.with_store(store.clone());
+            }
+            node
+        };
+        (0..self.nodes).map(node).collect()
     }
 }
 

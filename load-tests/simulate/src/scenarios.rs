@@ -98,6 +98,8 @@ impl Setup {
                 params: Params::default(),
                 nodes: self.nodes,
                 capacity: self.capacity,
+                host: None,
+                store: None,
                 regions: self.regions,
                 round_trips_ms: self.round_trips_ms.clone(),
                 seed,

@@ -63,6 +63,7 @@ pub(crate) fn decode_leg(
         node: node.id.clone(),
         cached_tokens: cached,
         fetched_tokens: 0,
+        fetched_ms: 0.0,
         terms,
         cost_ms: terms.total_ms(),
     }

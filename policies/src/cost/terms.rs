@@ -20,7 +20,7 @@ pub struct Terms {
     pub crowd_ms: f64,
     /// Sharing steps with the decodes in flight there.
     pub decode_ms: f64,
-    /// Fetching KV from a store tier.
+    /// Fetching KV from a slower tier, weighted with `b`.
     pub fetch_ms: f64,
     /// What the streams there lose while this request's prompt is computed between their steps.
     pub stall_ms: f64,

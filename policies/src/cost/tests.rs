@@ -266,7 +266,7 @@ fn what_is_pushed_out_counts_the_more_the_sooner_it_was_used() {
 }
 
 #[test]
-fn a_tier_is_read_where_that_is_cheaper_than_computing() {
+fn a_tier_is_read_where_that_is_quicker_than_computing() {
     let p = weighted();
     let check = |device, tiers: [usize; 3], ms: [f64; 3], cached, fetched, fetch_ms: f64| {
         let [host, disk, shared] = tiers;
@@ -289,9 +289,10 @@ fn a_tier_is_read_where_that_is_cheaper_than_computing() {
         let candidate = candidate(&request(), &node, &FleetView::default(), &p);
         let found = (candidate.cached_tokens, candidate.fetched_tokens);
         assert_eq!(found, (cached, fetched), "{tiers:?} at {ms:?}");
-        assert!((candidate.terms.fetch_ms - fetch_ms).abs() < 1e-9);
+        assert!((candidate.fetched_ms - fetch_ms).abs() < 1e-9);
+        assert!((candidate.terms.fetch_ms - p.b * fetch_ms).abs() < 1e-9);
     };
-    // A block is 16 ms of prefill, six times weighted.
+    // A block is 16 ms of prefill.
     check(
         10,
         [40, 60, 90],
@@ -302,14 +303,7 @@ fn a_tier_is_read_where_that_is_cheaper_than_computing() {
     );
     check(10, [40, 60, 90], [1.0, 2.0, 200.0], 960, 800, 70.0);
     // A slow tier is read through where a fast one behind it makes up for it.
-    check(
-        10,
-        [20, 90, 90],
-        [200.0, 1.0, 0.0],
-        1440,
-        1280,
-        2000.0 + 70.0,
-    );
+    check(10, [20, 90, 90], [50.0, 1.0, 0.0], 1440, 1280, 500.0 + 70.0);
     check(10, [20, 22, 22], [200.0, 1.0, 0.0], 160, 0, 0.0);
     // A speed that is not known is not counted on, nor what lies behind it.
     check(10, [40, 60, 90], [0.0, 2.0, 4.0], 160, 0, 0.0);

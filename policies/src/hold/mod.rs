@@ -24,7 +24,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::view::SessionKey;
 use queue::{Queue, Waiting};
-pub use room::{NodeRoom, Place, Room};
+pub use room::{NodeRoom, Place, Room, SlowTier, capacity_blocks};
 pub use served::Footprint;
 use served::Served;
 

@@ -7,10 +7,40 @@ use crate::cost::to_f64;
 pub struct NodeRoom {
     /// The caller's number of it.
     pub node: u64,
-    /// What its pool holds, in blocks of 512 tokens; 0 where it is not known: then everybody fits.
+    /// What it keeps ([`capacity_blocks`]), in blocks of 512 tokens; 0 where that is not known: then
+    /// everybody fits.
     pub capacity_blocks: u64,
     /// The prefill ahead of a turn there.
     pub queue_ms: f64,
+}
+
+/// A tier below a node's pool.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SlowTier {
+    /// What it holds, in blocks of 512 tokens.
+    pub blocks: u64,
+    /// How long a token takes from there to the pool; 0 where that is not known.
+    pub fetch_ms_per_token: f64,
+}
+
+/// Contexts count as served from a tier where fetching them is at least so many times quicker than
+/// computing them. Replays past the cliff: a store five times as quick serves everybody at once, and
+/// keeping sessions out costs four times the mean wait; one that is hardly quicker than computing
+/// leaves a cliff where it was.
+const QUICKER: f64 = 2.0;
+
+/// What a node keeps of the sessions that it serves: its pool's blocks of 512 tokens, and those of
+/// the tiers from which a context comes quickly beside computing it, at so many milliseconds a token.
+/// 0 where the pool is not known.
+pub fn capacity_blocks(pool_blocks: u64, tiers: &[SlowTier], prefill_ms_per_token: f64) -> u64 {
+    if pool_blocks == 0 {
+        return 0;
+    }
+    let is_quick = |tier: &&SlowTier| {
+        tier.fetch_ms_per_token > 0.0 && tier.fetch_ms_per_token * QUICKER <= prefill_ms_per_token
+    };
+    let quick = tiers.iter().filter(is_quick).map(|tier| tier.blocks);
+    quick.fold(pool_blocks, u64::saturating_add)
 }
 
 /// What the fleet has for newcomers.
@@ -34,7 +64,7 @@ impl Room<'_> {
             if node.capacity_blocks == 0 {
                 return None;
             }
-            all += node.capacity_blocks;
+            all = node.capacity_blocks.saturating_add(all);
         }
         (all > 0).then_some(all)
     }

@@ -438,3 +438,25 @@ fn sessions_are_bound_to_places_only_past_the_cliff() {
     let late_ms = left_ms + ROOM_FOR_ALL_MS + 1.0;
     assert_eq!(gate.arrive(late_ms, calm, big(5), anywhere), Verdict::Go);
 }
+
+#[test]
+fn quick_tiers_keep_contexts_as_a_pool_does() {
+    let tier = |blocks, fetch_ms_per_token| SlowTier {
+        blocks,
+        fetch_ms_per_token,
+    };
+    for (pool, tiers, expected) in [
+        (100, &[][..], 100),
+        (100, &[tier(50, 0.5), tier(1000, 0.1)], 1150),
+        // Hardly quicker than computing at a millisecond a token, or nobody knows.
+        (100, &[tier(50, 0.6), tier(1000, 0.1)], 1100),
+        (100, &[tier(50, 0.0), tier(1000, f64::NAN)], 100),
+        // A pool that is not known stays so.
+        (0, &[tier(50, 0.1)], 0),
+        (100, &[tier(u64::MAX, 0.1)], u64::MAX),
+    ] {
+        assert_eq!(capacity_blocks(pool, tiers, 1.0), expected, "{tiers:?}");
+    }
+    let pools = [node(1, u64::MAX, 0.0), node(2, u64::MAX, 0.0)];
+    assert_eq!(Room { nodes: &pools }.capacity_blocks(), Some(u64::MAX));
+}

@@ -5,6 +5,7 @@ use super::{NodeLoad, Sent, weighted_tokens};
 
 fn sent(cached_tokens: u64, prompt_tokens: u64) -> Sent {
     Sent {
+        fetch_ms: 0.0,
         cached_tokens,
         prompt_tokens,
         output_tokens: 100,
@@ -129,4 +130,56 @@ fn all_is_given_back_however_a_request_ends() {
     assert_eq!(load.prefill_tokens(3e6 + 12.0), 0);
     // What was lately asked for fades.
     assert!(load.arrivals_per_s(4e6) < 1e-3 && load.busy_share(4e6) < 1e-3);
+}
+
+/// Would a node that fetches look idle, or like one that computes slowly?
+#[test]
+fn a_fetch_is_work_and_no_prefill() {
+    let mut load = known();
+    let rate = load.tokens_per_s();
+    let fetched = Sent {
+        fetch_ms: 2000.0,
+        ..sent(9000, 10_000)
+    };
+    load.dispatched(3e6, 1000, sent(9000, 10_000));
+    let alone = load.prefill_tokens(3e6);
+    load.dispatched(3e6, 1001, fetched);
+    let both = load.prefill_tokens(3e6);
+    let expected = 2.0 * alone as f64 + 2.0 * rate;
+    assert!(
+        (both as f64 - expected).abs() < 2.0,
+        "{both}, not {expected}"
+    );
+    load.first_token(3e6 + alone as f64 / rate * 1000.0, 1000);
+    let rate = load.tokens_per_s();
+    // It takes as long as it should, the fetch included; then as long as the fetch alone.
+    let takes_ms = alone as f64 / rate * 1000.0 + 2000.0;
+    load.first_token(3e6 + alone as f64 / rate * 1000.0 + takes_ms, 1001);
+    let after = load.tokens_per_s();
+    assert!((after / rate - 1.0).abs() < 0.01, "{after}, not {rate}");
+    load.dispatched(4e6, 1002, fetched);
+    load.first_token(4e6 + 2000.0, 1002);
+    assert_eq!(load.tokens_per_s(), after);
+    // What makes no sense is no time.
+    load.dispatched(
+        5e6,
+        1003,
+        Sent {
+            fetch_ms: f64::NAN,
+            ..fetched
+        },
+    );
+    load.dispatched(
+        5e6,
+        1004,
+        Sent {
+            fetch_ms: -1e9,
+            ..fetched
+        },
+    );
+    let left = load.prefill_tokens(5e6);
+    assert!(
+        left.abs_diff(2 * alone) <= 2 + alone / 50,
+        "{left}, not twice {alone}"
+    );
 }

@@ -4,7 +4,8 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use super::pool::Pool;
+use super::pool::{Pool, Touched};
+use super::tiers::{Source, Store, Tier, TierParams, Tiers};
 use super::{Happened, Job, Params};
 
 /// What is nearer than this is now. A nanosecond: above the rounding of a clock that has run for
@@ -27,8 +28,9 @@ pub(super) struct Prefill {
     pub(super) usable: usize,
     pub(super) new_blocks: usize,
     pub(super) answer_blocks: usize,
-    /// Blocks on their way from a slower tier; none in this model yet.
+    /// Until blocks from a slower tier are here.
     pub(super) transfer_ms: f64,
+    pub(super) fetched_tokens: u32,
     pub(super) left_tokens: f64,
     pub(super) token_ms: f64,
 }
@@ -72,6 +74,7 @@ pub(super) struct ComingToken {
     pub(super) at_ms: f64,
     pub(super) id: u32,
     pub(super) cached_tokens: u32,
+    pub(super) fetched_tokens: u32,
 }
 
 /// One modelled node.
@@ -80,6 +83,7 @@ pub struct Node {
     pub(super) params: Params,
     pub(super) region: usize,
     pub(super) pool: Pool,
+    pub(super) tiers: Tiers,
     pub(super) now_ms: f64,
     pub(super) waiting: VecDeque<Waiting>,
     pub(super) waiting_ms: f64,
@@ -104,6 +108,7 @@ impl Node {
             params,
             region: 0,
             pool: Pool::new(capacity),
+            tiers: Tiers::default(),
             now_ms: 0.0,
             waiting: VecDeque::new(),
             waiting_ms: 0.0,
@@ -124,16 +129,25 @@ impl Node {
         self
     }
 
+    /// The same node with memory below its pool.
+    #[must_use]
+    pub fn with_host(mut self, params: TierParams) -> Self {
+        self.tiers.set_host(params);
+        self
+    }
+
+    /// The same node, writing to and reading from this store.
+    #[must_use]
+    pub fn with_store(mut self, store: Store) -> Self {
+        self.tiers.set_store(store);
+        self
+    }
+
     /// Takes a request into the queue. What follows from that at once (blocks that had to go) comes
     /// with the next [`Node::advance`].
     pub fn enqueue(&mut self, now_ms: f64, job: Job) {
         self.settle(now_ms);
-        let cached = self
-            .params
-            .cached_tokens(self.overlap(&job.blocks), job.prompt_tokens);
-        let prefill_ms = self
-            .params
-            .prefill_ms(f64::from(job.prompt_tokens), f64::from(cached));
+        let prefill_ms = self.source(&job, &job.blocks).total_ms;
         self.waiting_ms += prefill_ms;
         self.waiting.push_back(Waiting { job, prefill_ms });
         self.start_next();
@@ -211,10 +225,11 @@ impl Node {
         self.pool.make_room(to - from, &mut removed);
         self.pool.insert_pinned(&path[from..to], &mut pins);
         self.pool.unpin(&pins);
-        self.tell_removed(removed);
+        self.tell_removed(Tier::Device, removed);
         if to > from {
             self.happened.push(Happened::Stored {
                 at_ms: self.now_ms,
+                tier: Tier::Device,
                 path: Arc::clone(path),
                 from,
                 to,
@@ -222,12 +237,20 @@ impl Node {
         }
     }
 
-    /// Empties the cache; blocks that running requests hold stay.
+    /// Empties pool and host memory; blocks that running requests hold stay.
     pub fn wipe(&mut self, now_ms: f64) {
         self.settle(now_ms);
         let mut blocks = Vec::new();
         self.pool.evict_all(&mut blocks);
-        self.tell_removed(blocks);
+        self.tell_removed(Tier::Device, blocks);
+        let blocks = self.tiers.wipe();
+        self.tell_removed(Tier::Host, blocks);
+    }
+
+    /// Where a prompt's leading blocks would come from.
+    pub(super) fn source(&self, job: &Job, usable: &[u32]) -> Source {
+        let in_pool = self.pool.overlap(usable);
+        self.tiers.quickest(&self.params, job, usable, in_pool)
     }
 
     /// A step without a chunk of a prompt.
@@ -273,19 +296,41 @@ impl Node {
                 at_ms,
                 id,
                 cached_tokens,
+                fetched_tokens,
             } = self.coming.swap_remove(next);
             self.happened.push(Happened::FirstToken {
                 at_ms,
                 id,
                 cached_tokens,
+                fetched_tokens,
             });
         }
     }
 
-    fn tell_removed(&mut self, blocks: Vec<u32>) {
+    fn tell_removed(&mut self, tier: Tier, blocks: Vec<u32>) {
         if !blocks.is_empty() {
-            let at_ms = self.now_ms;
-            self.happened.push(Happened::Removed { at_ms, blocks });
+            self.happened.push(Happened::Removed {
+                at_ms: self.now_ms,
+                tier,
+                blocks,
+            });
+        }
+    }
+
+    /// Writes what was computed to the slower tiers.
+    fn write_down(&mut self, path: &Arc<[u32]>) {
+        let changes: Vec<(Tier, Touched)> = self.tiers.write(path).collect();
+        for (tier, Touched { from, to, removed }) in changes {
+            self.tell_removed(tier, removed);
+            if to > from {
+                self.happened.push(Happened::Stored {
+                    at_ms: self.now_ms,
+                    tier,
+                    path: Arc::clone(path),
+                    from,
+                    to,
+                });
+            }
         }
     }
 
@@ -300,6 +345,7 @@ impl Node {
         let job = &head.job;
         let usable = job.blocks.len().min(self.pool.capacity() - 2);
         let hit = self.pool.overlap(&job.blocks[..usable]);
+        let source = self.source(job, &job.blocks[..usable]);
         let answer_blocks = self.params.answer_blocks(job.output_tokens);
         let new_blocks = usable - hit;
         let pins = self.pool.pin(&job.blocks[..hit]);
@@ -313,12 +359,13 @@ impl Node {
         self.pool
             .make_room(new_blocks + answer_blocks, &mut removed);
         self.pool.reserve(new_blocks + answer_blocks);
-        self.tell_removed(removed);
+        self.tell_removed(Tier::Device, removed);
         let Some(Waiting { job, prefill_ms }) = self.waiting.pop_front() else {
             return;
         };
         self.waiting_ms = (self.waiting_ms - prefill_ms).max(0.0);
-        let cached_tokens = self.params.cached_tokens(hit, job.prompt_tokens);
+        let in_pool_tokens = self.params.cached_tokens(hit, job.prompt_tokens);
+        let cached_tokens = self.params.cached_tokens(source.blocks, job.prompt_tokens);
         let (prompt, cached) = (f64::from(job.prompt_tokens), f64::from(cached_tokens));
         self.prefill = Some(Prefill {
             cached_tokens,
@@ -326,7 +373,8 @@ impl Node {
             usable,
             new_blocks,
             answer_blocks,
-            transfer_ms: 0.0,
+            transfer_ms: source.transfer_ms,
+            fetched_tokens: cached_tokens - in_pool_tokens,
             left_tokens: prompt - cached,
             token_ms: self.params.token_ms((prompt + cached) / 2.0),
             job,
@@ -351,11 +399,13 @@ impl Node {
         if done.new_blocks > 0 {
             self.happened.push(Happened::Stored {
                 at_ms: self.now_ms,
+                tier: Tier::Device,
                 path: done.job.blocks.clone(),
                 from,
                 to: done.usable,
             });
         }
+        self.write_down(&done.job.blocks);
         // An answer's context grows from the prompt's to the prompt's and its own: the middle.
         let output = f64::from(done.job.output_tokens);
         let context_tokens = f64::from(done.job.prompt_tokens) + output / 2.0;
@@ -373,6 +423,7 @@ impl Node {
             at_ms: self.now_ms + self.step_ms(),
             id: done.job.id,
             cached_tokens: done.cached_tokens,
+            fetched_tokens: done.fetched_tokens,
         });
     }
 

@@ -51,6 +51,17 @@ struct Slot {
     pins: u32,
 }
 
+/// What the use of a path has changed.
+#[derive(Clone, Debug)]
+pub(crate) struct Touched {
+    /// `path[from..to]` is new.
+    pub(crate) from: usize,
+    /// One past the last.
+    pub(crate) to: usize,
+    /// These had to go.
+    pub(crate) removed: Vec<u32>,
+}
+
 /// The blocks of one memory, least recently used first to go.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
@@ -170,22 +181,28 @@ impl Pool {
         }
     }
 
-    /// Uses a whole path without pinning it: what an index that learns from dispatches does. At
-    /// most as many blocks as fit.
-    pub(crate) fn touch(&mut self, path: &[u32]) {
+    /// Uses a whole path without pinning it: what an index that learns from dispatches does, and a
+    /// tier that is written to. At most as many blocks as fit.
+    pub(crate) fn touch(&mut self, path: &[u32]) -> Touched {
+        let path = &path[..path.len().min(self.capacity)];
+        let from = self.overlap(path);
+        let mut slots = Vec::with_capacity(path.len());
+        for block in &path[..from] {
+            let slot = self.by_block[block];
+            // Out of the list, so that room is not made of them.
+            self.unlink(slot);
+            slots.push(slot);
+        }
         let mut removed = Vec::new();
-        for block in path[..path.len().min(self.capacity)].iter().rev() {
-            match self.by_block.get(block) {
-                Some(&slot) => {
-                    self.unlink(slot);
-                    self.link_newest(slot);
-                }
-                None => {
-                    self.make_room(1, &mut removed);
-                    let slot = self.new_slot(*block);
-                    self.link_newest(slot);
-                }
-            }
+        self.make_room(path.len() - from, &mut removed);
+        slots.extend(path[from..].iter().map(|block| self.new_slot(*block)));
+        for slot in slots.into_iter().rev() {
+            self.link_newest(slot);
+        }
+        Touched {
+            from,
+            to: path.len(),
+            removed,
         }
     }
 

@@ -30,6 +30,7 @@ fn first_token(happened: &[Happened], wanted: u32) -> Option<(f64, u32)> {
             at_ms,
             id,
             cached_tokens,
+            ..
         } if *id == wanted => Some((*at_ms, *cached_tokens)),
         _ => None,
     })
@@ -133,7 +134,7 @@ fn told(happened: &Happened) -> (&'static str, u32, f64) {
         Happened::FirstToken { at_ms, id, .. } => ("first token", *id, *at_ms),
         Happened::Finished { at_ms, id, .. } => ("finished", *id, *at_ms),
         Happened::Stored { at_ms, path, .. } => ("stored", path[0], *at_ms),
-        Happened::Removed { at_ms, blocks } => ("removed", blocks.len() as u32, *at_ms),
+        Happened::Removed { at_ms, blocks, .. } => ("removed", blocks.len() as u32, *at_ms),
     }
 }
 
@@ -313,5 +314,78 @@ fn the_pool_evicts_what_its_slow_twin_evicts() {
         held.push((path, pins));
         let in_use = slow.blocks.iter().filter(|(_, pins)| *pins > 0).count();
         assert_eq!(fast.in_use(), in_use);
+    }
+}
+
+/// Four blocks whose KV takes a millisecond each to fetch, and ten times that to compute.
+fn tiered(blocks: usize) -> (Params, tiers::TierParams) {
+    let params = Params::default();
+    let bytes = f64::from(params.block_tokens) * params.kv_bytes_per_token;
+    let tier = tiers::TierParams {
+        blocks,
+        gb_per_s: bytes / 1e6,
+    };
+    close(tier.block_ms(&params), 1.0);
+    (params, tier)
+}
+
+fn fetched_tokens(happened: &[Happened], wanted: u32) -> u32 {
+    let of = |h: &Happened| match h {
+        Happened::FirstToken {
+            id, fetched_tokens, ..
+        } if *id == wanted => Some(*fetched_tokens),
+        _ => None,
+    };
+    happened.iter().find_map(of).expect("begins")
+}
+
+/// Would what the pool has lost be computed again though it lies in host memory, or come for nothing?
+#[test]
+fn what_was_evicted_is_fetched_from_the_host() {
+    let (params, tier) = tiered(100);
+    let mut node = Node::new(params, 6).with_host(tier);
+    node.enqueue(0.0, job(1, &[1, 2, 3, 4], 2049, 1));
+    run_out(&mut node);
+    node.enqueue(10_000.0, job(2, &[5, 6, 7, 8], 2049, 1));
+    run_out(&mut node);
+    assert_eq!(node.overlap(&[1, 2, 3, 4]), 1, "three make room");
+    node.enqueue(20_000.0, job(3, &[1, 2, 3, 4], 2049, 1));
+    let happened = run_out(&mut node);
+    assert_eq!(fetched_tokens(&happened, 3), 3 * 512);
+    let (at_ms, cached_tokens) = first_token(&happened, 3).expect("begins");
+    assert_eq!(cached_tokens, 2048);
+    // Three fetches of a millisecond, a token to compute, and two steps of some 12 ms.
+    let step_ms = 12.0 + 0.08 + 1.5e-5 * 2049.5;
+    let chunk_ms = 0.05 * (1.0 + 2048.5 / 100_000.0) + 12.0 / 2048.0;
+    close(at_ms, 20_000.0 + 3.0 + chunk_ms + step_ms);
+}
+
+/// Would a node not find what another one has computed, or fetch it over a link slower than itself?
+#[test]
+fn nodes_share_a_store_where_that_is_quicker() {
+    for (slower, expected) in [(1.0, 2048), (1000.0, 0)] {
+        let (params, mut tier) = tiered(100);
+        tier.gb_per_s /= slower;
+        let store = tiers::Store::new(tier);
+        let [mut one, mut other] =
+            [(); 2].map(|()| Node::new(params, 1000).with_store(store.clone()));
+        one.enqueue(0.0, job(1, &[1, 2, 3, 4], 2049, 1));
+        let told = run_out(&mut one);
+        let tiers: Vec<Tier> = told
+            .iter()
+            .filter_map(|h| match h {
+                Happened::Stored { tier, .. } => Some(*tier),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(tiers, [Tier::Device, Tier::Shared]);
+        other.enqueue(10_000.0, job(2, &[1, 2, 3, 4], 2049, 1));
+        assert_eq!(fetched_tokens(&run_out(&mut other), 2), expected);
+        other.enqueue(20_000.0, job(3, &[1, 2, 3, 4], 2049, 1));
+        assert_eq!(
+            fetched_tokens(&run_out(&mut other), 3),
+            0,
+            "it is in the pool"
+        );
     }
 }

@@ -13,6 +13,8 @@ fn scenario(regions: usize) -> Scenario {
             params: Params::default(),
             nodes: 2,
             capacity: 100,
+            host: None,
+            store: None,
             regions,
             round_trips_ms: vec![100.0],
             seed: 1,

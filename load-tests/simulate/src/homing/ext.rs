@@ -7,7 +7,10 @@
 
 use serde::Deserialize;
 
+use policies::view::FetchCosts;
+
 use super::{Fleet, Homing, Knowledge, Place, Settings};
+use crate::engine::tiers::Tier;
 use crate::router::Ask;
 
 /// A line that cannot be used.
@@ -110,6 +113,9 @@ impl Session {
                 nodes: (0..nodes).map(place).collect(),
                 block_tokens,
                 round_trip_ms: rtt_ms,
+                // The protocol does not tell of tiers.
+                fetch: FetchCosts::default(),
+                tiers: Vec::new(),
             };
             self.homing = Some(Homing::new(fleet, self.settings.clone()));
             return Ok(None);
@@ -165,8 +171,8 @@ fn told(homing: &mut Homing, message: Message) -> Result<Option<String>, ExtErro
             // A simulator that sends them has events: from here on the index is exact. What was
             // evicted to make room went before what was stored in it.
             homing.learn_from(Knowledge::Events);
-            homing.on_removed(node, &removed);
-            homing.on_stored(node, &stored);
+            homing.on_removed(node, Tier::Device, &removed);
+            homing.on_stored(node, Tier::Device, &stored);
         }
         // The protocol may grow.
         Message::Hello { .. } | Message::Unknown => {}

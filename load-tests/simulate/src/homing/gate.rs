@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use cache_index::block::BlockHash;
+use policies::hold::capacity_blocks;
 use policies::hold::served::BLOCK_TOKENS;
 use policies::hold::{Footprint, Gate, NodeRoom, Params, Place, Room, Start, Turn, Verdict};
 use policies::pick::{Candidate, Decision, Terms};
@@ -85,10 +86,19 @@ impl Gated {
         let room = |(number, known): (usize, &super::Known)| {
             let tokens = known.load.prefill_tokens(now_ms) as f64;
             let capacity = fleet.nodes[number].capacity_blocks;
+            let rate = known.load.tokens_per_s().max(1.0);
             NodeRoom {
                 node: number as u64,
-                capacity_blocks: capacity * fleet.block_tokens / BLOCK_TOKENS,
-                queue_ms: tokens * 1000.0 / known.load.tokens_per_s().max(1.0),
+                capacity_blocks: capacity_blocks(
+                    capacity * fleet.block_tokens / BLOCK_TOKENS,
+                    if self.homing.settings.reads_tiers {
+                        &fleet.tiers
+                    } else {
+                        &[]
+                    },
+                    1000.0 / rate,
+                ),
+                queue_ms: tokens * 1000.0 / rate,
             }
         };
         nodes.iter().enumerate().map(room).collect()
@@ -144,7 +154,7 @@ impl Router for Gated {
         let work_ms = decided
             .as_ref()
             .and_then(|decided| chosen(&decided.decision))
-            .map_or(0.0, |terms| terms.prefill_ms / b);
+            .map_or(0.0, |terms| (terms.prefill_ms + terms.fetch_ms) / b);
         let turn = Turn {
             id: u64::from(ask.id),
             tenant: 0,

@@ -25,6 +25,7 @@ use cache_index::expected::{self, Expected, Ticket};
 use cache_index::ids::NodeId;
 use cache_index::index::{Index, Limits};
 use cache_index::tiers::Tiers;
+use policies::hold::SlowTier;
 use policies::load::{NodeLoad, Sent};
 use policies::output::OutputLengths;
 use policies::pick::{Decision, Params, decide};
@@ -33,6 +34,7 @@ use policies::view::{FetchCosts, NodeState, NodeView, RequestView, Role, Session
 use self::paths::Paths;
 use self::sessions::Sessions;
 use crate::engine::Node;
+use crate::engine::tiers::Tier;
 use crate::router::{Answer, Ask, Change, Router};
 
 /// Where a node stands and how much it holds.
@@ -53,6 +55,10 @@ pub struct Fleet {
     pub block_tokens: u64,
     /// Round trips between regions, by `(a + b - 1) % len` for regions a and b.
     pub round_trip_ms: Vec<f64>,
+    /// What fetching a block of 16 tokens from a slower tier costs; nothing where nodes have none.
+    pub fetch: FetchCosts,
+    /// Each node's slower tiers, as the gate counts them.
+    pub tiers: Vec<SlowTier>,
 }
 
 impl Fleet {
@@ -85,6 +91,8 @@ pub struct Settings {
     pub params: Params,
     /// What the index learns from.
     pub knowledge: Knowledge,
+    /// Whether decisions count what lies in slower tiers.
+    pub reads_tiers: bool,
 }
 
 impl Default for Settings {
@@ -93,6 +101,7 @@ impl Default for Settings {
         Self {
             params: Params::default(),
             knowledge: Knowledge::Usage,
+            reads_tiers: true,
         }
     }
 }
@@ -100,6 +109,10 @@ impl Default for Settings {
 impl Settings {
     /// Changes one parameter by name, for tuning; false where there is none of that name.
     pub fn set(&mut self, key: &str, value: f64) -> bool {
+        if key == "tiers" {
+            self.reads_tiers = value > 0.0;
+            return true;
+        }
         let params = &mut self.params;
         let field = match key {
             "b" => &mut params.b,
@@ -146,6 +159,8 @@ pub struct Homing {
     settings: Settings,
     nodes: Vec<Known>,
     numbers: HashMap<NodeId, usize>,
+    /// The store that nodes share, as an entry of the index: what it holds is there for each of them.
+    store: NodeId,
     index: Index,
     guess: Approximate,
     expected: Expected,
@@ -193,6 +208,7 @@ impl Homing {
             numbers: numbers.map(|(at, node)| (node.id.clone(), at)).collect(),
             sessions: Sessions::new(nodes.len()),
             nodes,
+            store: NodeId::new("store"),
             index: Index::new(MODEL, Limits::default()),
             guess,
             expected: Expected::new(expected::Limits::default()),
@@ -231,15 +247,13 @@ impl Homing {
         chain: Arc<[BlockHash]>,
         offered: &[usize],
     ) -> Option<Decided> {
-        let held = match self.settings.knowledge {
-            Knowledge::Events => self.index.overlap(&chain),
-            Knowledge::Usage => self.guess.overlap(&chain),
-        };
-        let held = self.by_number(held);
+        let held = self.held(&chain);
         let expected = self.by_number(self.expected.overlap(&chain));
         let view = |node: &usize| {
-            let overlap = held.get(*node)?.max(expected.get(*node)?);
-            Some(self.view(now_ms, ask, *node, *overlap))
+            let overlap = held
+                .get(*node)?
+                .longest(Tiers::on_device(*expected.get(*node)?));
+            Some(self.view(now_ms, ask, *node, overlap))
         };
         let views: Vec<NodeView> = offered.iter().filter_map(view).collect();
         let bound = self.sessions.node(ask.session);
@@ -260,6 +274,38 @@ impl Homing {
         })
     }
 
+    /// Leading blocks that each node could serve, in trace blocks.
+    fn held(&self, chain: &[BlockHash]) -> Vec<Tiers> {
+        let mut by_number = vec![Tiers::default(); self.nodes.len()];
+        match self.settings.knowledge {
+            Knowledge::Usage => {
+                let guessed = self.by_number(self.guess.overlap(chain));
+                for (tiers, blocks) in by_number.iter_mut().zip(guessed) {
+                    *tiers = Tiers::on_device(blocks);
+                }
+            }
+            Knowledge::Events => {
+                let mut shared = 0;
+                self.index.visit(chain, |id, tiers| {
+                    if let Some(number) = self.numbers.get(id) {
+                        by_number[*number] = tiers;
+                    } else if *id == self.store {
+                        shared = tiers.device;
+                    }
+                });
+                for tiers in &mut by_number {
+                    tiers.shared = tiers.shared.max(shared);
+                }
+            }
+        }
+        if !self.settings.reads_tiers {
+            for tiers in &mut by_number {
+                *tiers = Tiers::on_device(tiers.device);
+            }
+        }
+        by_number
+    }
+
     fn by_number(&self, overlaps: Vec<(NodeId, usize)>) -> Vec<usize> {
         let mut by_number = vec![0; self.nodes.len()];
         for (id, blocks) in overlaps {
@@ -270,7 +316,7 @@ impl Homing {
         by_number
     }
 
-    fn view(&self, now_ms: f64, ask: &Ask<'_>, number: usize, overlap: usize) -> NodeView {
+    fn view(&self, now_ms: f64, ask: &Ask<'_>, number: usize, overlap: Tiers) -> NodeView {
         let Known { id, load } = &self.nodes[number];
         let place = self.fleet.nodes[number];
         let per = self.fleet.per_block();
@@ -288,9 +334,14 @@ impl Homing {
             context_doubles_tokens: load.context_doubles_tokens(),
             pool_blocks,
             pool_used_blocks: load.pool_blocks(),
-            overlap_blocks: (overlap * per).min(kept),
-            overlap_tiers: Tiers::default(),
-            fetch_ms_per_block: FetchCosts::default(),
+            overlap_blocks: (overlap.device * per).min(kept),
+            overlap_tiers: Tiers {
+                device: overlap.device * per,
+                host: overlap.host * per,
+                disk: overlap.disk * per,
+                shared: overlap.shared * per,
+            },
+            fetch_ms_per_block: self.fleet.fetch,
             node_block_tokens: BLOCK_TOKENS as u64,
             context_max: 0,
             bound_sessions: self.sessions.bound_to(number),
@@ -315,6 +366,7 @@ impl Homing {
         let alone = chain.len() - expected[node];
         let sent = Sent {
             cached_tokens: decision.expected_cached_tokens,
+            fetch_ms: decision.fetched().ms,
             prompt_tokens: request.prompt_tokens,
             output_tokens: request.output_tokens_expected,
             pool_blocks: (alone * self.fleet.per_block()) as u64,
@@ -363,26 +415,30 @@ impl Homing {
     }
 
     /// A node holds these consecutive blocks of one path now.
-    pub fn on_stored(&mut self, node: usize, blocks: &[u32]) {
-        if let Some(event) = self.paths.stored(blocks) {
-            self.apply(node, event);
+    pub fn on_stored(&mut self, node: usize, tier: Tier, blocks: &[u32]) {
+        if let Some(event) = self.paths.stored(tier, blocks) {
+            self.apply(node, tier, event);
         }
     }
 
     /// A node holds these blocks no longer.
-    pub fn on_removed(&mut self, node: usize, blocks: &[u32]) {
-        self.apply(node, Paths::removed(blocks));
+    pub fn on_removed(&mut self, node: usize, tier: Tier, blocks: &[u32]) {
+        self.apply(node, tier, Paths::removed(tier, blocks));
     }
 
-    fn apply(&mut self, node: usize, event: KvEvent) {
+    fn apply(&mut self, node: usize, tier: Tier, event: KvEvent) {
         let Some(known) = self.nodes.get(node) else {
             return;
+        };
+        let id = match tier {
+            Tier::Device | Tier::Host => &known.id,
+            Tier::Shared => &self.store,
         };
         let batch = EventBatch {
             events: vec![event],
             ..EventBatch::default()
         };
-        self.index.apply(&known.id, &batch);
+        self.index.apply(id, &batch);
     }
 }
 
@@ -399,8 +455,8 @@ impl Router for Homing {
 
     fn changed(&mut self, _now_ms: f64, node: usize, change: &Change<'_>) {
         match change {
-            Change::Stored { path, from } => self.on_stored(node, &path[*from..]),
-            Change::Removed(blocks) => self.on_removed(node, blocks),
+            Change::Stored { tier, path, from } => self.on_stored(node, *tier, &path[*from..]),
+            Change::Removed { tier, blocks } => self.on_removed(node, *tier, blocks),
         }
     }
 

@@ -8,7 +8,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cache_index::block::{BLOCK_TOKENS, BlockHash, Namespace};
-use cache_index::event::{EngineHash, ExtraKeys, GroupKind, KvEvent};
+use cache_index::event::{EngineHash, ExtraKeys, GroupKind, KvEvent, Medium};
+
+use crate::engine::tiers::Tier;
 
 /// One block seen in some prompt.
 #[derive(Clone, Copy, Debug)]
@@ -57,14 +59,14 @@ impl Paths {
 
     /// The event that says that a node holds these consecutive blocks of one path now; none where
     /// the first of them was never in a prompt.
-    pub(super) fn stored(&self, blocks: &[u32]) -> Option<KvEvent> {
+    pub(super) fn stored(&self, tier: Tier, blocks: &[u32]) -> Option<KvEvent> {
         let first = self.known.get(blocks.first()?)?;
         Some(KvEvent::Stored {
             block_hashes: blocks.iter().map(|block| name(*block)).collect(),
             parent: first.parent.map(name),
             token_ids: blocks.iter().flat_map(|block| spelled(*block)).collect(),
             block_size: BLOCK_TOKENS,
-            medium: None,
+            medium: medium(tier),
             lora_name: None,
             extra_keys: ExtraKeys::none(),
             group_idx: None,
@@ -73,12 +75,20 @@ impl Paths {
     }
 
     /// The event that says that a node holds these blocks no longer.
-    pub(super) fn removed(blocks: &[u32]) -> KvEvent {
+    pub(super) fn removed(tier: Tier, blocks: &[u32]) -> KvEvent {
         KvEvent::Removed {
             block_hashes: blocks.iter().map(|block| name(*block)).collect(),
-            medium: None,
+            medium: medium(tier),
             group_idx: None,
         }
+    }
+}
+
+/// The tier in events; the store has an entry of its own in the index, where it is the first tier.
+fn medium(tier: Tier) -> Option<Medium> {
+    match tier {
+        Tier::Device | Tier::Shared => None,
+        Tier::Host => Some(Medium::Host),
     }
 }
 

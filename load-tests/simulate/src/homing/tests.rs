@@ -3,7 +3,10 @@
 use std::collections::HashSet;
 
 use super::ext::Session;
+use policies::view::FetchCosts;
+
 use super::{Fleet, Homing, Knowledge, Place, Settings};
+use crate::engine::tiers::Tier;
 use crate::router::Ask;
 
 fn fleet(nodes: usize) -> Fleet {
@@ -15,6 +18,8 @@ fn fleet(nodes: usize) -> Fleet {
         nodes: vec![place; nodes],
         block_tokens: 512,
         round_trip_ms: Vec::new(),
+        fetch: FetchCosts::default(),
+        tiers: Vec::new(),
     }
 }
 
@@ -90,11 +95,11 @@ fn overlaps_equal_what_nodes_told() {
             // What paths share goes once: a block that is told to end twice had two copies.
             gone.sort_unstable();
             gone.dedup();
-            homing.on_removed(node, &gone);
+            homing.on_removed(node, Tier::Device, &gone);
             held[node].retain(|block| !gone.contains(block));
         } else if from < path.len() {
             let to = from + 1 + random(path.len() - from);
-            homing.on_stored(node, &path[from..to]);
+            homing.on_stored(node, Tier::Device, &path[from..to]);
             held[node].extend(&path[from..to]);
         }
         let path = &paths[random(8)];

@@ -10,6 +10,8 @@ fn fleet(nodes: usize) -> Fleet {
         params: Params::default(),
         nodes,
         capacity: 100,
+        host: None,
+        store: None,
         regions: 1,
         round_trips_ms: Vec::new(),
         seed: 1,
