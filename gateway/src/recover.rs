@@ -143,7 +143,7 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
     let request = NodeRequest {
         path: job.dialect.node_path(),
         request_id: &flow.ctx.request_id,
-        timeout_ms: job.timeout_ms,
+        timeout_ms: job.timeout_left_ms(),
         retention_s: job.retention_s,
         body: job.body.clone(),
         more: if hears {

@@ -5,8 +5,8 @@
 //! what was taken by then is given back by guards.
 
 use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cache_index::ids::NodeId;
@@ -57,8 +57,10 @@ pub(crate) struct Job<'a> {
     pub(crate) token_ids: TokenIds,
     /// What separates the tenant's blocks from others'.
     pub(crate) salt: Arc<str>,
-    /// How long the client gives the node, as it said.
+    /// How long the client gives the request, as it said.
     pub(crate) timeout_ms: Option<u64>,
+    /// What of that it waited here before it went to a node.
+    pub(crate) held: OnceLock<Duration>,
     /// For how long its prefix is wanted, in seconds.
     pub(crate) retention_s: Option<u32>,
     pub(crate) body: Bytes,
@@ -66,6 +68,15 @@ pub(crate) struct Job<'a> {
     /// Whether the client wants to read in the answer how it came about.
     pub(crate) detail: bool,
     pub(crate) identity: &'a KeyIdentity,
+}
+
+impl Job<'_> {
+    /// What is left for the node of the time that the client gives.
+    pub(crate) fn timeout_left_ms(&self) -> Option<u64> {
+        let held = self.held.get().map_or(0, Duration::as_millis);
+        let held = u64::try_from(held).unwrap_or(u64::MAX);
+        self.timeout_ms.map(|ms| ms.saturating_sub(held).max(1))
+    }
 }
 
 /// A name that stands for a model.
@@ -190,18 +201,40 @@ async fn chosen(
     let first = choose()?;
     let returns = question.known.node.is_some();
     let passes = gateway.holds.pass(&gateway.fleet, job, &first, returns);
+    let passes = within(job.timeout_ms, passes);
+    let came = Instant::now();
     let (going, goes) = match watched(client, &mut stopping, passes).await {
         Waited::Done(passed) => passed?,
         Waited::ClientGone => return Ok(None),
         Waited::Stopping => return Err(stopped()),
     };
     ctx.going = Some(going);
+    if goes != Goes::AsChosen {
+        let _ = job.held.set(came.elapsed());
+    }
     match goes {
         Goes::AsChosen => Ok(Some(first)),
         Goes::Anywhere => choose().map(Some),
         // Where it has its place, unless that has just gone.
         Goes::To(node) => choose_at(&node).or_else(|_| choose()).map(Some),
     }
+}
+
+/// A wait that the client's own limit bounds.
+async fn within<T>(
+    timeout_ms: Option<u64>,
+    wait: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
+    let Some(ms) = timeout_ms else {
+        return wait.await;
+    };
+    let limited = tokio::time::timeout(Duration::from_millis(ms), wait);
+    limited.await.unwrap_or_else(|_| {
+        let message = format!(
+            "No node could take the request within the {ms} ms that it gives. Try again, or give more."
+        );
+        Err(ApiError::new(ErrorKind::ClientTimeout, message))
+    })
 }
 
 pub(crate) fn stopped() -> ApiError {
@@ -347,6 +380,7 @@ fn plan<'a>(
         choices: turn.choices,
         token_ids: turn.token_ids,
         timeout_ms: timeout_ms(client)?,
+        held: OnceLock::new(),
         retention_s,
         body: turn.node_body(&params).into(),
         salt,

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cache_index::event::{EventBatch, KvEvent};
 use cache_index::index::{Applied, Index};
@@ -30,6 +30,13 @@ use crate::tasks::{Phase, Tasks};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Between two attempts to connect.
 const RECONNECT_EVERY: Duration = Duration::from_millis(200);
+
+/// A replay so long after the one before has nothing to do with it.
+const CALM: Duration = Duration::from_secs(10);
+/// How long the second of two such replays waits, and how long any at most: a snapshot of a large pool
+/// takes its node about a second.
+const REPLAY_WAIT_MIN: Duration = Duration::from_millis(100);
+const REPLAY_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Follows one node's events until the process stops.
 pub(super) async fn follow(fleet: Arc<Fleet>, node: Arc<Node>, tasks: Tasks) {
@@ -80,6 +87,29 @@ struct Follower {
     tracker: Tracker,
     /// Replies of the replay that runs; dropping it abandons the replay.
     replies: Option<mpsc::Receiver<Reply>>,
+    pace: Pace,
+}
+
+/// How soon a node may be asked again for what was missed: each replay within [`CALM`] of the one before
+/// waits twice as long. A node that leaves a hole in everything that it sends would else be asked all the
+/// time.
+#[derive(Debug, Default)]
+struct Pace {
+    next: Option<Instant>,
+    wait: Duration,
+}
+
+impl Pace {
+    /// How long the next replay waits.
+    fn next(&mut self, now: Instant) -> Duration {
+        let is_again = self.next.is_some_and(|next| now < next + CALM);
+        self.wait = match is_again {
+            true => (self.wait * 2).clamp(REPLAY_WAIT_MIN, REPLAY_WAIT_MAX),
+            false => Duration::ZERO,
+        };
+        self.next = Some(now + self.wait);
+        self.wait
+    }
 }
 
 impl Follower {
@@ -96,6 +126,7 @@ impl Follower {
             tasks,
             tracker: Tracker::new(replay),
             replies: None,
+            pace: Pace::default(),
         }
     }
 
@@ -143,8 +174,12 @@ impl Follower {
         let steps = match decode_batch(payload) {
             Ok(batch) => self.tracker.on_live(seq, batch),
             Err(error) => {
-                self.node.refused.malformed.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(node = %self.node.id, seq, %error, "KV events cannot be decoded");
+                let before = self.node.refused.malformed.fetch_add(1, Ordering::Relaxed);
+                // A flood of them is a figure and no flood of lines.
+                if before.is_power_of_two() || before == 0 {
+                    let so_far = before + 1;
+                    tracing::warn!(node = %self.node.id, seq, so_far, %error, "KV events cannot be decoded");
+                }
                 self.tracker.on_undecodable(seq)
             }
         };
@@ -248,11 +283,21 @@ impl Follower {
         let Some(endpoint) = self.node.replay.clone() else {
             return;
         };
-        tracing::info!(node = %self.node.id, from, "replay of KV events begins");
+        let wait = self.pace.next(Instant::now());
+        if wait.is_zero() {
+            tracing::info!(node = %self.node.id, from, "replay of KV events begins");
+        }
         let (sender, receiver) = mpsc::channel(replay::QUEUE_BATCHES);
         self.replies = Some(receiver);
-        self.tasks
-            .spawn("kv-replay", replay::run(endpoint, from, sender));
+        let replay = async move {
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                // Nobody waits for it any more.
+                () = sender.closed() => return,
+            }
+            replay::run(endpoint, from, sender).await;
+        };
+        self.tasks.spawn("kv-replay", replay);
     }
 }
 
@@ -261,5 +306,26 @@ async fn next(replies: &mut Option<mpsc::Receiver<Reply>>) -> Option<Reply> {
     match replies {
         Some(replies) => replies.recv().await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Would catch a node that is asked for a replay as often as it leaves holes, or one that has to wait
+    /// for its first.
+    #[test]
+    fn replays_in_a_row_wait_longer_and_longer() {
+        let (mut pace, mut now) = (Pace::default(), Instant::now());
+        let mut waits = Vec::new();
+        for _ in 0..10 {
+            let wait = pace.next(now);
+            waits.push(wait.as_millis());
+            now += wait;
+        }
+        assert_eq!(waits[..4], [0, 100, 200, 400]);
+        assert_eq!(waits[9], 10_000);
+        assert_eq!(pace.next(now + 2 * CALM), Duration::ZERO);
     }
 }

@@ -8,7 +8,7 @@ use cache_index::ids::NodeId;
 use cache_index::tiers::Tiers;
 use policies::hold::served::BLOCK_TOKENS;
 use policies::hold::{Footprint, NodeRoom, Place, Turn, capacity_blocks};
-use policies::view::Role;
+use policies::view::{NodeState, Role};
 
 use crate::fleet::{Fleet, Node};
 use crate::route::Chosen;
@@ -37,6 +37,12 @@ pub(super) fn own_or_idler(rooms: &[NodeRoom], own: u64) -> u64 {
 
 pub(super) fn serves(node: &Node, model: &str) -> bool {
     node.model().is_some_and(|served| *served == *model)
+}
+
+/// Whether the node takes turns of this model now: one that is gone, drains or is kept away from looks
+/// idle, and has room for nobody.
+pub(super) fn takes(node: &Node, model: &str) -> bool {
+    serves(node, model) && node.state() == NodeState::Up
 }
 
 /// Nodes under the numbers that the gate knows them by, and what their pools hold in blocks of 512
@@ -118,7 +124,7 @@ pub(super) fn turn(id: u64, job: &Job<'_>, first: &Chosen, returns: bool) -> Tur
     }
 }
 
-/// The prefill ahead at each node that computes prompts of a model; those that only answer do so
+/// The prefill ahead at each node that takes prompts of a model; those that only answer do so
 /// where there is no other.
 pub(super) fn queues(fleet: &Fleet, model: &str) -> HashMap<NodeId, f64> {
     let nodes = fleet.nodes();
@@ -134,7 +140,7 @@ pub(super) fn queues(fleet: &Fleet, model: &str) -> HashMap<NodeId, f64> {
         let tokens = view.inflight_prefill_tokens as f64;
         (node.id.clone(), tokens * 1000.0 / rate)
     };
-    let serving = nodes.iter().filter(|node| serves(node, model));
+    let serving = nodes.iter().filter(|node| takes(node, model));
     let has_others = serving.clone().any(|node| node.duty.role != Role::Decode);
     let computes = |node: &&Arc<Node>| !(has_others && node.duty.role == Role::Decode);
     serving.filter(computes).map(queue).collect()

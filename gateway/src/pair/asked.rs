@@ -108,7 +108,7 @@ impl<'a> Asked<'a> {
         let request = |body: Bytes, more: String| NodeRequest {
             path: job.dialect.node_path(),
             request_id,
-            timeout_ms: job.timeout_ms,
+            timeout_ms: job.timeout_left_ms(),
             retention_s: job.retention_s,
             body,
             more,

@@ -130,13 +130,22 @@ pub(crate) async fn watched<T>(
     work: impl Future<Output = T>,
 ) -> Waited<T> {
     let mut work = pin!(work);
-    tokio::select! {
-        // The work first: an answer that is there is relayed even if the client has just left.
-        biased;
-        done = &mut work => return Waited::Done(done),
-        // Bytes of a next request are kept (pipelining is on), so this resolves on a close only.
-        _ = client.read_body_or_idle(true) => {}
-        () = stopping.as_mut() => return Waited::Stopping,
+    loop {
+        tokio::select! {
+            // The work first: an answer that is there is relayed even if the client has just left.
+            biased;
+            done = &mut work => return Waited::Done(done),
+            // Bytes of a next request are kept (pipelining is on), so this resolves on a close only.
+            // With such bytes there it never does: the socket itself is asked then.
+            _ = client.read_body_or_idle(true) => break,
+            () = tokio::time::sleep(PROBE_EVERY) => {}
+            () = stopping.as_mut() => return Waited::Stopping,
+        }
+        match sending_side(client) {
+            Sends::More => {}
+            Sends::NothingMore => break,
+            Sends::Gone => return Waited::ClientGone,
+        }
     }
     if client.as_http1().is_none() {
         // Not a socket of its own, which could be closed on one side only: it is gone.
@@ -156,15 +165,42 @@ pub(crate) async fn watched<T>(
     }
 }
 
+/// What the kernel says of a client's sending side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sends {
+    /// It may send more; or nothing can be known.
+    More,
+    /// It has closed its sending side.
+    NothingMore,
+    /// The connection is reset.
+    Gone,
+}
+
+/// Whether a client may send more: what lies unread before a close hides it from who would read.
+fn sending_side(client: &ServerSession) -> Sends {
+    // States of a connection in Linux's `include/net/tcp_states.h`.
+    const TCP_CLOSE: u8 = 7;
+    const TCP_CLOSE_WAIT: u8 = 8;
+    let socket = client.as_http1().map(|http1| http1.digest());
+    let socket = socket.and_then(|digest| digest.socket_digest.as_ref());
+    match socket.and_then(|socket| socket.tcp_info()) {
+        Some(info) if info.tcpi_state == TCP_CLOSE => Sends::Gone,
+        Some(info) if info.tcpi_state == TCP_CLOSE_WAIT => Sends::NothingMore,
+        _ => Sends::More,
+    }
+}
+
 /// Whether a client that has closed its sending side still reads. TCP tells by a reset, one round
 /// trip after bytes reach a socket that nobody holds: so something harmless is written, an interim
 /// answer before the head and a comment within a stream, and the next write fails.
 async fn still_reads(client: &mut ServerSession) -> bool {
-    if !client
+    let is_half_closed = client
         .as_http1()
-        .is_some_and(|http1| http1.is_half_closed())
-    {
-        return false;
+        .is_some_and(|http1| http1.is_half_closed());
+    match sending_side(client) {
+        Sends::Gone => return false,
+        Sends::More if !is_half_closed => return false,
+        Sends::More | Sends::NothingMore => {}
     }
     let begun = client
         .response_written()

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::support::client::Connection;
 use crate::support::node::{Act, Node, chunk, delta, stream_head, usage_chunk};
 use crate::support::{Gateway, Stream, chat, eventually};
 
@@ -153,4 +154,36 @@ fn a_client_that_leaves_the_queue_gives_its_place_back() {
     drop(running);
     gateway.assert_idle();
     assert_eq!(gateway.chat(&chat(Stream::No, "four")).status, 200);
+}
+
+/// A blank line after the body, as some clients send it, or the next request hides the end of the
+/// connection behind it: the node would work for nobody.
+#[test]
+fn h05_bytes_after_the_request_do_not_hide_that_the_client_left() {
+    let node = Node::start();
+    let gateway = Gateway::start(&[&node]);
+    for (at, more) in ["\r\n", "POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n"]
+        .iter()
+        .enumerate()
+    {
+        let body = chat(Stream::No, "hi").to_string();
+        node.script(vec![Act::AwaitClose(Duration::from_secs(30))]);
+        let mut client = Connection::open(gateway.addr);
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {}\r\n\
+             content-length: {}\r\n\r\n",
+            gateway.key,
+            body.len()
+        );
+        client.send(head.as_bytes()).send(body.as_bytes());
+        eventually("it is at the node", || node.received().len() == at + 1);
+        client.send(more.as_bytes());
+        drop(client);
+        eventually("the node's connection is closed", || {
+            node.hang_ups().len() == at + 1
+        });
+        eventually("it is on record", || gateway.rows().len() == at + 1);
+        assert_eq!(gateway.rows()[at]["status"], "cancelled");
+        gateway.assert_idle();
+    }
 }

@@ -133,3 +133,55 @@ fn past_the_cliff_a_session_stays_where_its_context_is() {
     // Where all contexts fit, the idle node may as well compute it again.
     assert!(!goes_to_its_own_node(1 << 20));
 }
+
+#[test]
+fn a_client_waits_here_no_longer_than_it_says() {
+    let node = Node::start();
+    let gateway = gateway(&node, 600.0);
+    let long = long_turn(&gateway, &node);
+    let at_node = node.received().len();
+    let body = chat(Stream::No, "hi").to_string();
+    let limited = ["x-request-timeout-ms: 300"];
+    let answer = gateway.post("/v1/chat/completions", &limited, body.as_bytes());
+    assert_eq!(answer.status, 408, "{answer:?}");
+    let message = answer.json()["error"]["message"].to_string();
+    assert!(message.contains("within the 300 ms"), "{message}");
+    assert_eq!(held(&gateway), 0.0);
+    assert_eq!(node.received().len(), at_node);
+    // What it waited here is not given to the node again.
+    let limited = ["x-request-timeout-ms: 60000"];
+    let mut waits = gateway.begin_chat(&limited, &chat(Stream::No, "hi"));
+    eventually("it is held", || held(&gateway) == 1.0);
+    drop(long);
+    assert_eq!(waits.answer().status, 200);
+    let left: u64 = node.received()[at_node]
+        .header("x-request-timeout-ms")
+        .and_then(|ms| ms.parse().ok())
+        .unwrap();
+    assert!((1..60_000).contains(&left), "{left} ms");
+    gateway.assert_idle();
+}
+
+/// Would catch a node that is gone and looks idle: turns would leave the gate for it, and meet the one
+/// that is full.
+#[test]
+fn a_node_that_is_gone_has_room_for_nobody() {
+    let nodes = [Node::start(), Node::start()];
+    let gateway = Gateway::with_models(
+        &[&nodes[0], &nodes[1]],
+        "[[models]]\nid = \"scripted\"\n[policy]\nnode_queue_s = 0.001\nhold_wait_s = 3\n",
+    );
+    nodes[1].kill();
+    eventually("it is known to be gone", || {
+        let all: Value = gateway.admin_get("/admin/nodes").json();
+        all.to_string().contains("down")
+    });
+    let long = long_turn(&gateway, &nodes[0]);
+    let at_node = nodes[0].received().len();
+    nodes[0].unscript();
+    let answer = gateway.chat(&chat(Stream::No, "hi"));
+    assert_eq!(answer.status, 503, "{answer:?}");
+    assert_eq!(nodes[0].received().len(), at_node, "it was full");
+    drop(long);
+    gateway.assert_idle();
+}

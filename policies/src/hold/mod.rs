@@ -49,7 +49,7 @@ pub struct Params {
     pub entry_queue_ms: f64,
     /// Nobody waits longer at a time.
     pub wait_ms_max: f64,
-    /// Turns that may wait.
+    /// Turns that may wait, half of them of one tenant.
     pub waiting_max: usize,
 }
 
@@ -155,6 +155,8 @@ const ASK_ALL_EVERY_MS: f64 = 1000.0;
 const PLACE_KEPT_MS: f64 = 60_000.0;
 /// The longest time that a refused client is told to stay away: what is behind it nobody can say.
 const RETRY_MS_MAX: f64 = 60_000.0;
+/// One tenant's turns take at most this part of the places to wait: another one must find some.
+const TENANT_PART: usize = 2;
 /// Refused sessions that are remembered.
 const REFUSED_MAX: usize = 65_536;
 
@@ -222,13 +224,16 @@ impl Gate {
             self.go(now_ms, room, (&turn, is_member), node);
             return Verdict::Go;
         }
-        if self.queue.len() >= self.params.waiting_max {
+        let waiting_max = self.params.waiting_max;
+        let own_max = waiting_max.div_ceil(TENANT_PART);
+        if self.queue.len() >= waiting_max || self.queue.len_of(turn.tenant) >= own_max {
             if is_member {
                 self.served.end(now_ms, turn.session);
             }
             return self.refuse(now_ms, turn.session, now_ms);
         }
         let refused = self.refused.remove(&turn.session);
+        let refused = refused.filter(|refused| now_ms <= refused.until_ms);
         self.queue.put(Waiting {
             turn,
             is_member,

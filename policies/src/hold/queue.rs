@@ -22,6 +22,7 @@ pub(super) struct Waiting {
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     waiting: HashMap<u64, Waiting>,
+    by_tenant: HashMap<u64, usize>,
 }
 
 impl Queue {
@@ -29,12 +30,31 @@ impl Queue {
         self.waiting.len()
     }
 
+    /// How many of them one tenant has.
+    pub(super) fn len_of(&self, tenant: u64) -> usize {
+        self.by_tenant.get(&tenant).copied().unwrap_or(0)
+    }
+
     pub(super) fn put(&mut self, waiting: Waiting) {
-        self.waiting.insert(waiting.turn.id, waiting);
+        *self.by_tenant.entry(waiting.turn.tenant).or_default() += 1;
+        if let Some(same) = self.waiting.insert(waiting.turn.id, waiting) {
+            self.uncount(same.turn.tenant);
+        }
     }
 
     pub(super) fn remove(&mut self, id: u64) -> Option<Waiting> {
-        self.waiting.remove(&id)
+        let gone = self.waiting.remove(&id)?;
+        self.uncount(gone.turn.tenant);
+        Some(gone)
+    }
+
+    fn uncount(&mut self, tenant: u64) {
+        if let Some(count) = self.by_tenant.get_mut(&tenant) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_tenant.remove(&tenant);
+            }
+        }
     }
 
     /// Takes a turn out if it is such a one.
@@ -44,7 +64,7 @@ impl Queue {
         such: impl FnOnce(&Waiting) -> bool,
     ) -> Option<Waiting> {
         if such(self.waiting.get(&id)?) {
-            return self.waiting.remove(&id);
+            return self.remove(id);
         }
         None
     }
@@ -70,9 +90,7 @@ impl Queue {
             .map(|waiting| waiting.turn.id)
             .collect();
         late.sort_unstable();
-        late.into_iter()
-            .filter_map(|id| self.waiting.remove(&id))
-            .collect()
+        late.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
     /// Everybody's name, the lowest score first, and the one that came first of equals.

@@ -7,6 +7,8 @@
 //! the keys of the connection's two directions. Only then is the layout compared, and refused by the name
 //! of the field that differs.
 
+use std::time::{Duration, Instant};
+
 use cache_index::block::{BLOCK_TOKENS, BlockHash};
 
 use super::message::{Hello, Layout, Message};
@@ -177,10 +179,11 @@ pub fn connect(socket: Socket, own: &Identity) -> Result<Session, TransferError>
     })
 }
 
-/// The side that was connected to. The other one is told why it is refused.
-pub fn accept(socket: Socket, own: &Identity) -> Result<Session, TransferError> {
+/// The side that was connected to. The other one is told why it is refused; it has so long to prove
+/// itself, all in all.
+pub fn accept(socket: Socket, own: &Identity, time: Duration) -> Result<Session, TransferError> {
     let mut writer = Writer::new(socket.try_clone()?);
-    let mut reader = Reader::new(socket);
+    let mut reader = Reader::new(socket).until(Some(Instant::now() + time));
     let greeted = greet(&mut reader, &mut writer, own);
     if let Err(TransferError::Refused { reason, message }) = &greeted {
         let (reason, message) = (*reason, message.clone());
@@ -188,6 +191,7 @@ pub fn accept(socket: Socket, own: &Identity) -> Result<Session, TransferError> 
         let _ = Message::Refused { reason, message }.write(&mut writer);
     }
     let (transcript, peer) = greeted?;
+    let reader = reader.until(None);
     Ok(Session {
         reader: reader.keyed(*transcript.mac(&own.key, KEY_TO_ACCEPTING).as_bytes()),
         writer: writer.keyed(*transcript.mac(&own.key, KEY_TO_CONNECTING).as_bytes()),

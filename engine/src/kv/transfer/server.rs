@@ -26,17 +26,27 @@ use super::{Reason, TRANSFERS_MAX, TransferError, TransferId, Window, bytes_of_h
 use crate::engine::{Accepted, Asked, AttachRequest, HOLD_MAX, Handle};
 use crate::kv::table::Scope;
 
-/// How long a greeting may take.
+/// How long a greeting may take, all of it.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the other node may take nothing of what is sent.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the receiver says comes when it will; how long that may be is up to the blocks' deadline, which
 /// closes the connection.
 const HEAR_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Connections at a time, those that have not greeted among them.
+/// Connections of one kind at a time.
 const CONNECTIONS_MAX: usize = 4 * TRANSFERS_MAX;
+/// Of these, those that have not proved themselves: nodes take a round trip or two for it.
+const STRANGERS_MAX: usize = TRANSFERS_MAX;
 /// After failing to accept (out of file descriptors), how long until the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Connections of one kind: whoever reaches the TCP port must not be in the way of nodes on this host.
+#[derive(Default)]
+struct Counts {
+    all: Arc<AtomicUsize>,
+    /// Those that have not proved themselves yet.
+    strangers: Arc<AtomicUsize>,
+}
 
 /// What every connection needs.
 pub struct Desk {
@@ -44,7 +54,8 @@ pub struct Desk {
     /// The model id, which block hashes cover.
     model_id: Arc<str>,
     engine: Handle,
-    connections: AtomicUsize,
+    tcp: Counts,
+    unix: Counts,
     /// Transfers by the key that opens further connections.
     open: Mutex<HashMap<[u8; 16], Weak<Sender>>>,
 }
@@ -64,7 +75,8 @@ impl Desk {
             identity,
             model_id,
             engine,
-            connections: AtomicUsize::new(0),
+            tcp: Counts::default(),
+            unix: Counts::default(),
             open: Mutex::default(),
         })
     }
@@ -107,18 +119,25 @@ impl Desk {
     }
 
     fn welcome(self: &Arc<Self>, socket: Socket) {
-        let place = Place::take(self);
-        if place.count > CONNECTIONS_MAX {
+        let counts = match &socket {
+            Socket::Tcp(_) => &self.tcp,
+            Socket::Unix(_) => &self.unix,
+        };
+        let (place, stranger) = (Place::take(&counts.all), Place::take(&counts.strangers));
+        if place.count > CONNECTIONS_MAX || stranger.count > STRANGERS_MAX {
             tracing::warn!(
                 most = CONNECTIONS_MAX,
+                strangers_most = STRANGERS_MAX,
                 "too many KV connections; one is closed"
             );
             return;
         }
+        let desk = Arc::clone(self);
         let run = move || {
-            if let Err(error) = place.desk.connection(socket) {
+            if let Err(error) = desk.connection(socket, stranger) {
                 tracing::info!(%error, "a KV connection ended");
             }
+            drop(place);
         };
         let spawned = std::thread::Builder::new()
             .name("kv-send".into())
@@ -128,9 +147,15 @@ impl Desk {
         }
     }
 
-    fn connection(&self, socket: Socket) -> Result<(), TransferError> {
+    fn connection(&self, socket: Socket, stranger: Place) -> Result<(), TransferError> {
         socket.set_timeouts(GREETING_TIMEOUT, WRITE_TIMEOUT)?;
-        let mut session = accept(socket, &self.identity)?;
+        let mut session = accept(socket, &self.identity, GREETING_TIMEOUT)?;
+        // Others are greeted meanwhile.
+        drop(stranger);
+        session
+            .reader
+            .socket()
+            .set_timeouts(GREETING_TIMEOUT, WRITE_TIMEOUT)?;
         let asked = Message::read(&mut session.reader, MESSAGE_BYTES_MAX)?;
         let outcome = match asked {
             Message::Attach(attach) => self.attach(&mut session, attach),
@@ -337,20 +362,20 @@ impl Drop for Open<'_> {
 
 /// Counts a connection while it is open.
 struct Place {
-    desk: Arc<Desk>,
+    places: Arc<AtomicUsize>,
     count: usize,
 }
 
 impl Place {
-    fn take(desk: &Arc<Desk>) -> Self {
-        let desk = Arc::clone(desk);
-        let count = desk.connections.fetch_add(1, Ordering::Relaxed) + 1;
-        Self { desk, count }
+    fn take(places: &Arc<AtomicUsize>) -> Self {
+        let places = Arc::clone(places);
+        let count = places.fetch_add(1, Ordering::Relaxed) + 1;
+        Self { places, count }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.desk.connections.fetch_sub(1, Ordering::Relaxed);
+        self.places.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -14,7 +14,7 @@ use std::io::{self, IoSlice, Read, Write};
 use std::marker::PhantomData;
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::TransferError;
 
@@ -63,15 +63,17 @@ impl Socket {
 
     /// How long one read and one write may take.
     pub fn set_timeouts(&self, read: Duration, write: Duration) -> io::Result<()> {
+        self.set_read_timeout(read)?;
         match self {
-            Self::Tcp(stream) => {
-                stream.set_read_timeout(Some(read))?;
-                stream.set_write_timeout(Some(write))
-            }
-            Self::Unix(stream) => {
-                stream.set_read_timeout(Some(read))?;
-                stream.set_write_timeout(Some(write))
-            }
+            Self::Tcp(stream) => stream.set_write_timeout(Some(write)),
+            Self::Unix(stream) => stream.set_write_timeout(Some(write)),
+        }
+    }
+
+    fn set_read_timeout(&self, read: Duration) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.set_read_timeout(Some(read)),
+            Self::Unix(stream) => stream.set_read_timeout(Some(read)),
         }
     }
 }
@@ -128,6 +130,7 @@ impl Sums {
 /// One direction of a connection, with the key of its checksums once there is one.
 pub struct Half<D> {
     socket: Socket,
+    until: Option<Instant>,
     sums: Option<Sums>,
     direction: PhantomData<D>,
 }
@@ -159,6 +162,7 @@ impl<D> Half<D> {
     pub fn new(socket: Socket) -> Self {
         Self {
             socket,
+            until: None,
             sums: None,
             direction: PhantomData,
         }
@@ -213,10 +217,35 @@ pub struct Head {
 }
 
 impl Reader {
+    /// What is not here by then is not waited for, however steadily it trickles in.
+    pub fn until(self, until: Option<Instant>) -> Self {
+        Self { until, ..self }
+    }
+
+    fn fill(&self, mut to: &mut [u8]) -> io::Result<()> {
+        let Some(until) = self.until else {
+            return (&self.socket).read_exact(to);
+        };
+        while !to.is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.socket.set_read_timeout(left)?;
+            match (&self.socket).read(to) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => to = &mut to[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// Reads a frame's head. Nothing is bounded yet: the reader of the body does that.
     pub fn head(&mut self) -> Result<Head, TransferError> {
         let mut head = [0; HEAD_BYTES];
-        (&self.socket).read_exact(&mut head).map_err(stalled)?;
+        self.fill(&mut head).map_err(stalled)?;
         let [kind, bytes @ ..] = head;
         Ok(Head {
             kind,
@@ -239,15 +268,17 @@ impl Reader {
         if head.bytes != parts.iter().map(|part| part.len()).sum::<usize>() {
             return Err(oversized(head));
         }
-        let mut socket = &self.socket;
         for part in &mut *parts {
-            socket.read_exact(part).map_err(stalled)?;
+            self.fill(part).map_err(stalled)?;
         }
+        if self.sums.is_none() {
+            return Ok(());
+        }
+        let mut sum = [0; SUM_BYTES];
+        self.fill(&mut sum).map_err(stalled)?;
         let Some(sums) = &mut self.sums else {
             return Ok(());
         };
-        let mut sum = [0; SUM_BYTES];
-        socket.read_exact(&mut sum).map_err(stalled)?;
         let mut bytes = [head.kind; HEAD_BYTES];
         bytes[1..].copy_from_slice(&(head.bytes as u32).to_le_bytes());
         let parts: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
@@ -269,5 +300,32 @@ fn stalled(error: io::Error) -> TransferError {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => TransferError::Stalled,
         _ => TransferError::Io(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Would catch a stranger that keeps a connection by sending a byte now and then.
+    #[test]
+    fn what_trickles_in_is_late_all_the_same() {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let drip = std::thread::spawn(move || {
+            let announced = 2000_u32.to_le_bytes();
+            (&theirs).write_all(&[MESSAGE]).expect("a kind");
+            (&theirs).write_all(&announced).expect("a size");
+            // Until the other side has had enough.
+            while (&theirs).write_all(&[b' ']).is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let until = Instant::now() + Duration::from_millis(100);
+        let mut reader = Reader::new(Socket::Unix(ours)).until(Some(until));
+        let head = reader.head().expect("a head");
+        let late = reader.body(head, GREETING_BYTES_MAX);
+        assert!(matches!(late, Err(TransferError::Stalled)), "{late:?}");
+        drop(reader);
+        drip.join().expect("it ends");
     }
 }
