@@ -117,6 +117,20 @@ impl WorkingSet {
         (own.private > room).then_some(own.shared + room)
     }
 
+    /// How many of the leading blocks that a node holds now a turn of a session will find. What is
+    /// there goes only for blocks that others bring before it begins: `coming` of them at most.
+    pub fn found_blocks(
+        &self,
+        session: SessionKey,
+        pool_blocks: u64,
+        held: u64,
+        coming: u64,
+    ) -> u64 {
+        let stays = held.saturating_sub(coming);
+        let kept = self.kept_blocks(session, pool_blocks);
+        kept.map_or(held, |kept| held.min(kept.max(stays)))
+    }
+
     /// How long ago, in milliseconds, the newest of those sessions was used whose blocks have to go
     /// for `wanted` more of this session; infinite where there is room.
     pub fn kept_ms(&self, now_ms: u64, pool_blocks: u64, wanted: u64, own: SessionKey) -> f64 {

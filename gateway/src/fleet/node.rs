@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use cache_index::block::BLOCK_TOKENS;
 use cache_index::ids::NodeId;
 use cache_index::tiers::Tiers;
 use cache_index::trust::Trust;
@@ -294,14 +295,24 @@ impl Node {
         if pool == 0 {
             return view;
         }
+        let (held, coming) = (view.overlap_blocks as u64, self.coming_blocks(&view));
         self.with_sessions(|sessions, now_ms| {
-            if let Some(kept) = sessions.kept_blocks(session, pool) {
-                let kept = usize::try_from(kept).unwrap_or(usize::MAX);
-                view.overlap_blocks = view.overlap_blocks.min(kept);
-            }
+            let found = sessions.found_blocks(session, pool, held, coming);
+            view.overlap_blocks = usize::try_from(found).unwrap_or(usize::MAX);
             view.kept_ms = sessions.kept_ms(now_ms, pool, prompt_blocks, session);
         });
         view
+    }
+
+    /// Blocks of 16 tokens that the requests in flight may still bring, each one's last node block
+    /// whole. Without a bound where no events tell what is there already.
+    fn coming_blocks(&self, view: &NodeView) -> u64 {
+        if self.is_judged() {
+            return u64::MAX;
+        }
+        let last = self.requests_in_flight() * view.node_block_tokens;
+        let tokens = view.inflight_prefill_tokens + view.inflight_decode_tokens + last;
+        tokens.div_ceil(BLOCK_TOKENS as u64)
     }
 
     /// A turn of a session goes here.

@@ -112,6 +112,30 @@ fn a_session_behind_too_many_others_loses_the_end_of_its_prefix_first() {
     assert_eq!(set.kept_blocks(key(9), 80), None);
 }
 
+/// Catches a turn that is to find less than its node holds although nothing comes before it: a
+/// first session's prefix is kept by those who share it, which its own account does not know.
+#[test]
+fn what_is_held_goes_only_for_what_comes() {
+    let mut set = WorkingSet::default();
+    // The first session brings 10 blocks that three others find there.
+    set.used(0, key(0), 30, 0);
+    for session in 1..4 {
+        set.used(session * 1000, key(u128::from(session)), 30, 10);
+    }
+    assert_eq!(set.kept_blocks(key(0), 65), Some(5));
+    for (held, coming, found) in [
+        (10, 0, 10),
+        (10, 3, 7),
+        (10, 5, 5),
+        (10, u64::MAX, 5),
+        (4, u64::MAX, 4),
+        (0, 0, 0),
+    ] {
+        assert_eq!(set.found_blocks(key(0), 65, held, coming), found);
+    }
+    assert_eq!(set.found_blocks(key(3), 65, 30, u64::MAX), 30);
+}
+
 #[test]
 fn what_is_pushed_out_next_was_used_longest_ago() {
     let mut set = WorkingSet::default();

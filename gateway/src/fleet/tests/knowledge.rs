@@ -97,6 +97,42 @@ fn a_node_is_judged_by_its_events_once_they_carry_salts() {
     assert!(node.is_judged());
 }
 
+/// Would catch a turn that is expected to find less than its node's events tell although nothing is
+/// in flight there that could push it out: a prefix whose first session came long ago and which
+/// others have used since.
+#[test]
+fn what_events_tell_is_believed_until_something_comes() {
+    const HELD: usize = 24;
+    for (events, idle, busy) in [
+        (Some("tcp://127.0.0.1:9"), HELD, 20..HELD),
+        (None, 10, 9..10),
+    ] {
+        let (fleet, node) = one_node(events);
+        node.set_facts(|facts| facts.pool_blocks = 100);
+        let of = |session: u128, prompt_tokens, cached_tokens| Dispatch {
+            session: policies::view::SessionKey(session),
+            cached_tokens,
+            ..sent(prompt_tokens, 16, &[])
+        };
+        let overlap = || {
+            let session = policies::view::SessionKey(1);
+            let view = node.view_for(Tiers::on_device(HELD), session, 60);
+            view.overlap_blocks
+        };
+        drop(fleet.dispatch(&node, &of(1, 60 * 16, 0)));
+        // Three others find its first 24 blocks and bring 30 each.
+        for session in 2..5 {
+            drop(fleet.dispatch(&node, &of(session, 54 * 16, HELD as u64 * 16)));
+        }
+        assert_eq!(overlap(), idle, "{events:?}");
+        let small = fleet.dispatch(&node, &of(5, 16, 0));
+        assert!(busy.contains(&overlap()), "{}", overlap());
+        let large = fleet.dispatch(&node, &of(6, 100 * 16, 0));
+        assert_eq!(overlap(), 0);
+        drop((small, large));
+    }
+}
+
 fn stored_after(name: u64, parent: u64, tokens: usize) -> EventBatch {
     EventBatch {
         timestamp: 2.0,
