@@ -22,7 +22,7 @@ help:
 	@echo 'make test           every test, end to end ones included'
 	@echo 'make clients        SDKs, frameworks and coding agents through the gateway, headless'
 	@echo 'make check-vllm     a real vLLM (CPU) says what it had cached, beside what the gateway expected'
-	@echo '                    (installs 5 GB; ~10 minutes)'
+	@echo '                    (installs 6 GB; ~10 minutes)'
 	@echo 'make lint           formatting, clippy, documentation, tidy'
 	@echo 'make setup          only what run needs: cmake (.tools/), default model (models/)'
 	@echo 'make bench-engine   the engine beside the server of llama.cpp (builds it, ~10 minutes)'

@@ -157,9 +157,9 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
         Tool::VllmCheck(args) => {
             let checked = vllm_check::run(&args).await?;
             show(&checked.table(), &checked, args.json.as_deref())?;
-            match checked.faults.len() {
-                0 => Ok(()),
-                faults => Err(LoadError::program("the check", format!("{faults} faults"))),
+            match checked.is_good() {
+                true => Ok(()),
+                false => Err(LoadError::program("the check", checked.verdict())),
             }
         }
         Tool::EchoNode(args) => {

@@ -12,7 +12,9 @@
 //! another turn or an eviction explains it: what is expected is said before the node begins.
 
 mod account;
+mod calls;
 mod converse;
+mod patience;
 mod servers;
 mod steps;
 mod verdict;
@@ -53,7 +55,7 @@ pub struct Args {
     /// Texts are drawn from it
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Keep logs, configuration and every comparison in this folder, a new one
+    /// Keep logs, configuration, events and every comparison in this folder, a new one
     #[arg(long, value_name = "FOLDER")]
     pub keep: Option<PathBuf>,
     /// Write the result here as JSON (`-` for stdout, in place of the table)
@@ -90,10 +92,22 @@ pub struct Checked {
     pub explained: Vec<String>,
     /// What must not be.
     pub faults: Vec<String>,
+    /// What ended the check before all steps were done, if anything did.
+    pub stopped: Option<String>,
 }
 
 impl Checked {
-    /// The result for a person.
+    /// Whether all steps were done, and nothing was found that must not be.
+    pub fn is_good(&self) -> bool {
+        self.faults.is_empty() && self.stopped.is_none()
+    }
+
+    /// The verdict in one line.
+    pub fn verdict(&self) -> String {
+        verdict::line(self)
+    }
+
+    /// The result for a person; the verdict is its last line.
     pub fn table(&self) -> String {
         verdict::table(self)
     }
@@ -117,8 +131,8 @@ pub async fn run(args: &Args) -> Result<Checked, LoadError> {
         None => folder.path().to_owned(),
     };
     let mut check = Check::start(args, &folder).await?;
-    steps::all(&mut check).await?;
-    let done = check.finish().await?;
+    let steps = steps::all(&mut check).await;
+    let done = check.finish(steps).await;
     if args.keep.is_some() {
         let lines = done.compared.iter().map(Compared::line);
         let path = folder.join("compared.txt");

@@ -6,9 +6,11 @@
 //! gateway's index but the reader of the wire format.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use cache_index::block::BLOCK_TOKENS;
 use cache_index::event::{EngineHash, EventBatch, ExtraKey, KvEvent};
 use cache_index::wire::decode_batch;
@@ -23,6 +25,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub(super) struct Heard {
     at: Instant,
+    payload: Bytes,
     batch: EventBatch,
 }
 
@@ -90,6 +93,7 @@ impl History {
         match decode_batch(payload) {
             Ok(batch) => self.heard.push(Heard {
                 at: Instant::now(),
+                payload: Bytes::clone(payload),
                 batch,
             }),
             Err(error) => self.broken = Some(error.to_string()),
@@ -98,6 +102,16 @@ impl History {
 
     pub(super) fn batches(&self) -> usize {
         self.heard.len()
+    }
+
+    /// Every batch as it came, one a line in hexadecimal digits.
+    pub(super) fn payloads(&self) -> String {
+        let mut lines = String::new();
+        for heard in &self.heard {
+            // Writing to a String cannot fail.
+            let _ = writeln!(lines, "{:x}", heard.payload);
+        }
+        lines
     }
 
     /// Blocks that were told of as stored, and as removed.
@@ -129,13 +143,18 @@ impl History {
     pub(super) fn span(&self, salt: &str, prompt: &[u32], from: Instant, to: Instant) -> Span {
         let mut account = self.until(Some(from));
         let at_start = account.leading(Some(salt), prompt);
+        let heard_at_start = self.heard.iter().filter(|heard| heard.at <= from).count();
         let mut least = at_start;
         let later = self.heard.iter().filter(|heard| heard.at > from);
         for heard in later.take_while(|heard| heard.at <= to) {
             account.apply(&heard.batch);
             least = least.min(account.leading(Some(salt), prompt));
         }
-        Span { at_start, least }
+        Span {
+            at_start,
+            least,
+            batches: heard_at_start,
+        }
     }
 }
 
@@ -146,6 +165,8 @@ pub(super) struct Span {
     pub(super) at_start: usize,
     /// The least until its answer came.
     pub(super) least: usize,
+    /// Batches that had been heard when it was sent.
+    pub(super) batches: usize,
 }
 
 /// What makes a block: the one before it, the salt of a first one, its tokens.
@@ -246,13 +267,13 @@ impl Account {
         last.map_or(0, |name| self.copies.get(name).copied().unwrap_or(0))
     }
 
-    /// Held blocks of 16 tokens under any salt, each counted once: two blocks of the node may begin
-    /// with the same one.
-    pub(super) fn salted_blocks(&self) -> usize {
+    /// Held blocks of 16 tokens, each counted once for a salt: two blocks of the node may begin with
+    /// the same one. Those without a salt are counted too: no prompt behind the gateway is credited
+    /// them, and the node holds them all the same.
+    pub(super) fn blocks(&self) -> usize {
         let names = self.copies.keys().filter(|name| self.holds(name));
-        let chains = names.filter_map(|name| self.chains.get(name));
         let mut held = HashSet::new();
-        for (salt, tokens) in chains.filter(|(salt, _)| salt.is_some()) {
+        for (salt, tokens) in names.filter_map(|name| self.chains.get(name)) {
             let begin = tokens.len().saturating_sub(self.block_tokens);
             let ends = (begin + BLOCK_TOKENS..=tokens.len()).step_by(BLOCK_TOKENS);
             held.extend(ends.map(|end| (salt, &tokens[..end])));
@@ -279,7 +300,12 @@ mod tests {
 
     use super::*;
 
-    fn stored(parent: Option<u64>, names: &[u64], tokens: &[u32], salt: &str) -> EventBatch {
+    fn stored(
+        parent: Option<u64>,
+        names: &[u64],
+        tokens: &[u32],
+        salt: Option<&str>,
+    ) -> EventBatch {
         let event = KvEvent::Stored {
             block_hashes: names.iter().map(|name| EngineHash::Int(*name)).collect(),
             parent: parent.map(EngineHash::Int),
@@ -287,10 +313,7 @@ mod tests {
             block_size: 32,
             medium: None,
             lora_name: None,
-            extra_keys: match parent {
-                None => ExtraKeys::salt(salt),
-                Some(_) => ExtraKeys::none(),
-            },
+            extra_keys: salt.map_or_else(ExtraKeys::none, ExtraKeys::salt),
             group_idx: Some(0),
             group_kind: GroupKind::Full,
         };
@@ -306,12 +329,12 @@ mod tests {
     fn blocks_are_counted_as_the_index_counts_them() {
         let mut account = Account::default();
         let first: Vec<u32> = (0..64).collect();
-        account.apply(&stored(None, &[1, 2], &first, "s"));
+        account.apply(&stored(None, &[1, 2], &first, Some("s")));
         let mut other: Vec<u32> = (32..64).collect();
         other[20] = 7;
-        account.apply(&stored(Some(1), &[3], &other, "s"));
-        assert_eq!(account.salted_blocks(), 5);
-        account.apply(&stored(Some(1), &[2], &first[32..], "s"));
+        account.apply(&stored(Some(1), &[3], &other, None));
+        assert_eq!(account.blocks(), 5);
+        account.apply(&stored(Some(1), &[2], &first[32..], None));
         for left in [64, 32] {
             account.apply(&EventBatch {
                 events: vec![KvEvent::Removed {
@@ -324,6 +347,10 @@ mod tests {
             assert_eq!(account.leading(Some("s"), &first), left);
         }
         assert_eq!(account.leading(Some("t"), &first), 0);
-        assert_eq!(account.salted_blocks(), 4);
+        assert_eq!(account.blocks(), 4);
+        // The same tokens again without a salt, as of a request that went past the gateway.
+        account.apply(&stored(None, &[5, 6], &first, None));
+        assert_eq!(account.leading(Some("s"), &first), 32);
+        assert_eq!(account.blocks(), 8);
     }
 }

@@ -5,6 +5,8 @@
 //! that `homing explain` shows. After a turn that was alone, nothing else is sent before its blocks have been
 //! told of and the gateway's index holds what the account holds.
 
+mod settle;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,13 +15,14 @@ use hyper::{HeaderMap, Method};
 use serde_json::{Value, json};
 
 use super::Args;
-use super::account::{Account, History, Listener};
-use super::servers::{Gateway, Vllm, call, get, make_key, metric};
+use super::account::{History, Listener};
+use super::calls::{call, get, metric};
+use super::servers::{Gateway, Vllm, make_key};
 use super::verdict::{Alone, Compared, Done};
 use crate::error::LoadError;
 
-/// Events are there within milliseconds; the index or the account is wrong if this is not enough.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A decision is written down just after the client has read its answer.
+const DECISION_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(20);
 /// Tokens of an answer at most.
 const ANSWER_TOKENS: usize = 16;
@@ -80,12 +83,14 @@ pub(super) struct Check {
     listener: Listener,
     keys: [String; 2],
     salts: Vec<Box<str>>,
+    begun: Instant,
     done: Done,
 }
 
 impl Check {
     pub(super) async fn start(args: &Args, folder: &Path) -> Result<Self, LoadError> {
-        eprintln!("starting vLLM (half a minute and more)");
+        let begun = Instant::now();
+        say(begun, "starting vLLM (half a minute and more)");
         let vllm = Vllm::start(args, folder).await?;
         let listener = Listener::connect(&vllm.events()).await?;
         let keys = [
@@ -107,8 +112,14 @@ impl Check {
             listener,
             keys,
             salts: Vec::new(),
+            begun,
             done,
         })
+    }
+
+    /// Tells the person who waits what comes next.
+    pub(super) fn say(&self, next: &str) {
+        say(self.begun, next);
     }
 
     /// One turn by itself: sends it, waits until all have heard of it, compares.
@@ -152,11 +163,9 @@ impl Check {
     pub(super) async fn past(&self, conversation: &Conversation) -> Result<u64, LoadError> {
         let body = self.body(conversation);
         let url = self.vllm.url("v1/chat/completions");
-        let answer = call((Method::POST, &url), &[], Some(&body)).await?;
-        Ok(number(
-            &answer.body,
-            "/usage/prompt_tokens_details/cached_tokens",
-        ))
+        let answer = self.vllm.answer(&url, &[], &body).await?;
+        let cached = "/usage/prompt_tokens_details/cached_tokens";
+        Ok(number(&answer.body, cached))
     }
 
     /// Has vLLM drop its cache, of which it tells with its next step.
@@ -173,16 +182,34 @@ impl Check {
         self.gateway.wait_ready().await
     }
 
-    /// Compares for the last time.
-    pub(super) async fn finish(mut self) -> Result<Done, LoadError> {
+    /// Compares for the last time, if nothing has ended the check before.
+    pub(super) async fn finish(mut self, steps: Result<(), LoadError>) -> Done {
+        let ended = match steps {
+            Ok(()) => self.last().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = ended {
+            let error = match self.vllm.has_ended() {
+                true => self.vllm.trouble(&format!("has ended: {error}")),
+                false => error,
+            };
+            self.done.stopped = Some(error.to_string());
+        }
+        self.done
+    }
+
+    async fn last(&mut self) -> Result<(), LoadError> {
         self.settle(None).await?;
-        self.take_history().await?;
-        Ok(self.done)
+        self.take_history().await
     }
 
     /// What this life of the node has said and counted.
     async fn take_history(&mut self) -> Result<(), LoadError> {
         let history = self.listener.history();
+        if self.args.keep.is_some() {
+            let path = self.vllm.file("events", "hex");
+            std::fs::write(&path, history.payloads()).map_err(LoadError::file(&path))?;
+        }
         let (stored, removed) = history.told();
         let metrics = get(&self.vllm.url("metrics")).await?;
         self.done.hits_counted += metric(&metrics, "vllm:prefix_cache_hits_total");
@@ -246,7 +273,7 @@ impl Check {
         ];
         let url = self.gateway.url("v1/chat/completions");
         let sent = Instant::now();
-        let answer = call((Method::POST, &url), &headers, Some(&body)).await?;
+        let answer = self.vllm.answer(&url, &headers, &body).await?;
         let text = answer.body.pointer("/choices/0/message/content");
         let header = |name| text_of(&answer.headers, name);
         let count = |name| header(name).parse().unwrap_or(u64::MAX);
@@ -266,55 +293,10 @@ impl Check {
         })
     }
 
-    /// Waits until the account holds all blocks of this turn, and the index as many as the account.
-    async fn settle(&mut self, turn: Option<&Turn>) -> Result<(), LoadError> {
-        let deadline = Instant::now() + SETTLE_TIMEOUT;
-        loop {
-            let account = self.listener.history().account();
-            let has_heard = turn.is_none_or(|turn| self.has_heard(&account, turn));
-            let node = self.gateway.node().await?;
-            let (index, held) = (
-                number(&node, "/index_blocks"),
-                account.salted_blocks() as u64,
-            );
-            if has_heard && index == held {
-                self.done.index_compared += 1;
-                self.done.index_equal += 1;
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                self.done.index_compared += 1;
-                let what = format!(
-                    "after {}: all blocks were told of: {has_heard}; the index holds {index}, the events say {held}",
-                    turn.map_or("turns at once", |turn| &turn.request_id)
-                );
-                self.fault(what);
-                return Ok(());
-            }
-            tokio::time::sleep(POLL).await;
-        }
-    }
-
-    fn has_heard(&mut self, account: &Account, turn: &Turn) -> bool {
-        if self.salts.len() == turn.tenant as usize {
-            self.salts
-                .extend(account.salt_of(&turn.prompt, &self.salts));
-        }
-        // The last token of an answer is sampled, and not computed.
-        let mut tokens = turn.prompt.clone();
-        tokens.extend(
-            turn.output
-                .split_last()
-                .map_or(&[][..], |(_, others)| others),
-        );
-        let full = tokens.len() / account.block_tokens() * account.block_tokens();
-        account.leading(Some(self.salt(turn.tenant)), &tokens) == full
-    }
-
-    /// Why a turn went where it went; written down just after the client has read its answer.
+    /// Why a turn went where it went.
     async fn decision(&self, request_id: &str) -> Result<Value, LoadError> {
         let path = format!("admin/decisions/{request_id}");
-        let deadline = Instant::now() + SETTLE_TIMEOUT;
+        let deadline = Instant::now() + DECISION_TIMEOUT;
         loop {
             match self.gateway.admin(&path).await {
                 Ok(found) => return Ok(found["decisions"][0].clone()),
@@ -357,6 +339,11 @@ impl Check {
             explain_agrees: explained == (turn.expected, turn.cached),
         })
     }
+}
+
+fn say(begun: Instant, next: &str) {
+    let seconds = begun.elapsed().as_secs();
+    eprintln!("[{:2}:{:02}] {next}", seconds / 60, seconds % 60);
 }
 
 fn number(value: &Value, path: &str) -> u64 {

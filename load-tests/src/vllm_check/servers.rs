@@ -3,95 +3,37 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::{HeaderMap, Method, Request};
+use hyper::Method;
 use rand::RngExt;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::Args;
+use super::calls::{Answer, exchange, get, metric};
+use super::patience::Patience;
 use crate::error::LoadError;
 use crate::gateway_bench::fronts::free_address;
-use crate::http::{Connection, Target};
-use crate::process::Program;
+use crate::process::{Program, family, is_alive, signal_process};
 
-/// vLLM imports for half a minute before it loads anything.
-const START_TIMEOUT: Duration = Duration::from_secs(300);
-/// A prompt of a thousand tokens on two busy cores, and room.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(180);
+/// vLLM imports for half a minute before it writes anything; several times that on busy cores.
+const START_STANDSTILL: Duration = Duration::from_secs(300);
+/// A step of vLLM computes a prompt of at most two thousand tokens: some twenty seconds on two cores of
+/// its own.
+const STEP_STANDSTILL: Duration = Duration::from_secs(300);
+/// The gateway looks at a node several times a second, and reads a tokenizer before that.
+const READY_STANDSTILL: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
+/// Between two looks at whether vLLM still computes.
+const STEPS_POLL: Duration = Duration::from_secs(5);
 /// The node in the gateway's configuration.
 const NODE: &str = "vllm";
+/// In the gateway's configuration: whatever the machine's speed, each turn goes to the node at once
+/// and is waited for. The check itself says when that is too long.
+const PATIENT: &str = "[limits]\nrequest_timeout_s = 86400\n\n[policy]\nnode_queue_s = 3600\n";
 /// Longest prompt and answer together. Eight of them fill the smallest pool several times.
 const CONTEXT_MAX: usize = 2048;
-
-/// A call that got an answer.
-pub(super) struct Answer {
-    pub(super) headers: HeaderMap,
-    pub(super) body: Value,
-}
-
-/// One request of its own connection; a status that is no success is an error with what was said.
-pub(super) async fn call(
-    (method, url): (Method, &str),
-    headers: &[(&str, &str)],
-    body: Option<&Value>,
-) -> Result<Answer, LoadError> {
-    let trouble = |why: String| LoadError::program(url, why);
-    let target = Target::parse(url)?;
-    let path = url.splitn(4, '/').nth(3).unwrap_or_default();
-    let mut request = Request::builder().method(method).uri(format!("/{path}"));
-    for (name, value) in [
-        ("host", target.authority()),
-        ("content-type", "application/json"),
-    ]
-    .iter()
-    .chain(headers)
-    {
-        request = request.header(*name, *value);
-    }
-    let body = body.map_or(Bytes::new(), |body| body.to_string().into());
-    let request = request
-        .body(Full::new(body))
-        .map_err(|e| trouble(e.to_string()))?;
-    let exchange = async {
-        let mut connection = Connection::new(&target);
-        let response = connection
-            .send(request)
-            .await
-            .map_err(|e| format!("{e:?}"))?;
-        let (head, body) = response.into_parts();
-        let body = body.collect().await.map_err(|e| e.to_string())?.to_bytes();
-        Ok::<_, String>((head, body))
-    };
-    let exchanged = tokio::time::timeout(ANSWER_TIMEOUT, exchange).await;
-    let (head, body) = exchanged
-        .map_err(|_| trouble("no answer".into()))?
-        .map_err(trouble)?;
-    let text = String::from_utf8_lossy(&body);
-    if !head.status.is_success() {
-        return Err(trouble(format!("{}: {text}", head.status)));
-    }
-    Ok(Answer {
-        headers: head.headers,
-        // What is no JSON is metrics or nothing.
-        body: serde_json::from_str(&text).unwrap_or_else(|_| Value::String(text.into_owned())),
-    })
-}
-
-pub(super) async fn get(url: &str) -> Result<Value, LoadError> {
-    Ok(call((Method::GET, url), &[], None).await?.body)
-}
-
-/// The sum of a metric's samples in Prometheus text.
-pub(super) fn metric(text: &Value, name: &str) -> u64 {
-    let lines = text.as_str().unwrap_or_default().lines();
-    let samples = lines.filter(|line| line.split(['{', ' ']).next() == Some(name));
-    let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-    values.sum::<f64>() as u64
-}
 
 /// A real vLLM, and where it can be reached in each of its lives.
 pub(super) struct Vllm {
@@ -105,6 +47,17 @@ pub(super) struct Vllm {
     replay: SocketAddr,
     lives: usize,
     program: Option<Program>,
+    /// Its process and those that this has started, which outlive it if it is killed.
+    family: Vec<u32>,
+}
+
+impl Drop for Vllm {
+    fn drop(&mut self) {
+        self.program = None;
+        for pid in self.family.drain(..).filter(|pid| is_alive(*pid)) {
+            signal_process(pid, Signal::KILL);
+        }
+    }
 }
 
 impl Vllm {
@@ -121,6 +74,7 @@ impl Vllm {
             replay: lasting_address()?,
             lives: 0,
             program: None,
+            family: Vec::new(),
         };
         vllm.begin().await?;
         Ok(vllm)
@@ -134,13 +88,13 @@ impl Vllm {
 
     async fn begin(&mut self) -> Result<(), LoadError> {
         self.lives += 1;
-        let log = self.folder.join(format!("vllm-{}.log", self.lives));
+        let log = self.file("vllm", "log");
         let program = Program::start("vllm", &mut self.command(), &log)?;
         let program = self.program.insert(program);
-        let deadline = Instant::now() + START_TIMEOUT;
+        let mut patience = Patience::new(START_STANDSTILL, 0);
         let health = format!("http://{}/health", self.api);
         while let Err(why) = get(&health).await {
-            if Instant::now() > deadline {
+            if patience.is_over(program.stderr().len()) {
                 return Err(program.trouble(&format!("does not come up: {why}")));
             }
             if let Ok(code) = program.wait(Duration::ZERO) {
@@ -148,7 +102,57 @@ impl Vllm {
             }
             tokio::time::sleep(POLL * 10).await;
         }
+        self.family = family(program.pid());
         Ok(())
+    }
+
+    /// An answer of the model, however long it takes while vLLM computes.
+    pub(super) async fn answer(
+        &self,
+        url: &str,
+        headers: &[(&str, &str)],
+        body: &Value,
+    ) -> Result<Answer, LoadError> {
+        tokio::select! {
+            answer = exchange((Method::POST, url), headers, Some(body)) => answer,
+            standstill = self.standstill() => Err(standstill),
+        }
+    }
+
+    /// Returns only when vLLM has taken no step for too long.
+    async fn standstill(&self) -> LoadError {
+        let url = self.url("metrics");
+        let mut steps = 0;
+        let mut patience = Patience::new(STEP_STANDSTILL, steps);
+        loop {
+            tokio::time::sleep(STEPS_POLL).await;
+            if let Ok(metrics) = get(&url).await {
+                steps = metric(&metrics, "vllm:iteration_tokens_total_count");
+            }
+            if patience.is_over(steps) {
+                return self.trouble(&format!("has taken no step in {STEP_STANDSTILL:?}"));
+            }
+        }
+    }
+
+    /// An error about it, with the end of its log.
+    pub(super) fn trouble(&self, what: &str) -> LoadError {
+        match &self.program {
+            Some(program) => program.trouble(what),
+            None => LoadError::program("vllm", what),
+        }
+    }
+
+    /// Where a file of its present life is kept.
+    pub(super) fn file(&self, stem: &str, extension: &str) -> PathBuf {
+        self.folder
+            .join(format!("{stem}-{}.{extension}", self.lives))
+    }
+
+    /// Whether its process is gone.
+    pub(super) fn has_ended(&self) -> bool {
+        let program = self.program.as_ref();
+        program.is_none_or(|program| !is_alive(program.pid()))
     }
 
     fn command(&self) -> Command {
@@ -239,7 +243,7 @@ impl Gateway {
             .map_err(LoadError::file(&args.gguf))?;
         let config = format!(
             "listen = \"{api}\"\nadmin = \"{admin}\"\ndata = {:?}\n\n[[models]]\nid = {:?}\n\
-             gguf = {:?}\n\n[[nodes]]\nid = \"{NODE}\"\nurl = \"http://{}\"\n\
+             gguf = {:?}\n\n{PATIENT}\n[[nodes]]\nid = \"{NODE}\"\nurl = \"http://{}\"\n\
              events = \"tcp://{}\"\nreplay = \"tcp://{}\"\n",
             data(folder),
             vllm.served,
@@ -276,13 +280,13 @@ impl Gateway {
 
     /// Waits until it serves and believes all that the node says.
     pub(super) async fn wait_ready(&self) -> Result<(), LoadError> {
-        let deadline = Instant::now() + START_TIMEOUT;
+        let mut patience = Patience::new(READY_STANDSTILL, Value::Null);
         loop {
             let node = self.node().await.unwrap_or_default();
-            if node["state"] == "up" && node["trust"] == "exact" {
+            if is_ready(&node) {
                 return Ok(());
             }
-            if Instant::now() > deadline {
+            if patience.is_over(node["state"].clone()) {
                 return Err(self
                     .program
                     .trouble(&format!("the node is not ready: {node}")));
@@ -290,6 +294,11 @@ impl Gateway {
             tokio::time::sleep(POLL).await;
         }
     }
+}
+
+/// Whether the gateway sends turns to the node and believes all that it says.
+pub(super) fn is_ready(node: &Value) -> bool {
+    node["state"] == "up" && node["trust"] == "exact"
 }
 
 fn data(folder: &Path) -> PathBuf {

@@ -67,7 +67,7 @@ fn open(sessions: &[Session]) -> Vec<Conversation> {
 
 /// Sessions take turns; all of it fits into the pool.
 async fn growing(check: &mut Check) -> Result<Vec<Conversation>, LoadError> {
-    eprintln!("growing turns");
+    check.say("growing turns");
     let sessions = workload::plan(&shape(check, check.args.sessions, check.args.turns, 1));
     let mut open = open(&sessions);
     for turn in 0..check.args.turns {
@@ -81,7 +81,7 @@ async fn growing(check: &mut Check) -> Result<Vec<Conversation>, LoadError> {
 
 /// More sessions than the pool holds; then the first ones go on.
 async fn evicting(check: &mut Check, first: &mut [Conversation]) -> Result<(), LoadError> {
-    eprintln!("more sessions than the pool holds");
+    check.say("more sessions than the pool holds");
     let more = (check.args.blocks * 32 / 400).max(4);
     let sessions = workload::plan(&shape(check, more, 1, 2));
     for (session, mut conversation) in sessions.iter().zip(open(&sessions)) {
@@ -99,7 +99,7 @@ async fn evicting(check: &mut Check, first: &mut [Conversation]) -> Result<(), L
 
 /// Texts over which tokenizers differ, each with a second turn.
 async fn odd_text(check: &mut Check) -> Result<(), LoadError> {
-    eprintln!("odd text");
+    check.say("odd text");
     for (at, text) in ODD.iter().enumerate() {
         let mut conversation = Conversation::new(Tenant::First, &format!("odd-{at}"), text);
         for word in ["Read this", "And once more"] {
@@ -112,6 +112,7 @@ async fn odd_text(check: &mut Check) -> Result<(), LoadError> {
 
 /// A message with the text of control tokens: for the gateway it is text.
 async fn control_text(check: &mut Check) -> Result<(), LoadError> {
+    check.say("text of control tokens");
     let system = workload::plan(&shape(check, 1, 1, 3))[0].system.clone();
     let mut conversation = Conversation::new(Tenant::First, "control", &system);
     conversation.says("What does <|im_end|>\n<|im_start|>system mean in a prompt?");
@@ -126,7 +127,7 @@ async fn control_text(check: &mut Check) -> Result<(), LoadError> {
 /// Prompts of every length modulo a block, each sent twice: the last block of one that ends with a
 /// block is held, and computed all the same.
 async fn residues(check: &mut Check) -> Result<(), LoadError> {
-    eprintln!("prompts of every length");
+    check.say("prompts of every length");
     for words in 0..RESIDUES {
         let system = format!("Case {words}.{}", " word".repeat(28 + words));
         let mut conversation =
@@ -143,7 +144,7 @@ async fn residues(check: &mut Check) -> Result<(), LoadError> {
 /// A prompt that ends with a block is sent three times, so that its last block has copies. Others
 /// push one of these out, while a longer prompt builds on the block: it must stay credited.
 async fn copies(check: &mut Check) -> Result<(), LoadError> {
-    eprintln!("copies of one block");
+    check.say("copies of one block");
     let step = "copies";
     let mut aligned = Conversation::new(Tenant::First, "copies", "Copies of one block.");
     aligned.says("One");
@@ -196,7 +197,7 @@ async fn copies(check: &mut Check) -> Result<(), LoadError> {
 /// Another tenant's prompt and one that goes past the gateway, word for word: nobody's cache serves
 /// another.
 async fn strangers(check: &mut Check) -> Result<(), LoadError> {
-    eprintln!("another tenant, and past the gateway");
+    check.say("another tenant, and past the gateway");
     let session = &workload::plan(&shape(check, 1, 1, 4))[0];
     for tenant in [Tenant::First, Tenant::Second, Tenant::First, Tenant::Second] {
         let mut own = Conversation::new(tenant, &session.id, &session.system);
@@ -215,7 +216,7 @@ async fn strangers(check: &mut Check) -> Result<(), LoadError> {
 
 /// A conversation goes on after the cache was cleared.
 async fn cleared(check: &mut Check) -> Result<(), LoadError> {
-    eprintln!("a cleared cache");
+    check.say("a cleared cache");
     let sessions = workload::plan(&shape(check, 2, 3, 5));
     let mut open = open(&sessions);
     for turn in 0..3 {
@@ -236,7 +237,7 @@ async fn cleared(check: &mut Check) -> Result<(), LoadError> {
 
 /// Siblings on one system prompt begin and go on at the same time.
 async fn at_once(check: &mut Check) -> Result<(), LoadError> {
-    eprintln!("turns at the same time");
+    check.say("turns at the same time");
     let sessions = workload::plan(&shape(check, 6, 4, 6));
     let mut open = open(&sessions);
     for turn in 0..4 {
@@ -255,7 +256,7 @@ async fn at_once(check: &mut Check) -> Result<(), LoadError> {
 
 /// Another process at the same addresses.
 async fn restarted(check: &mut Check) -> Result<(), LoadError> {
-    eprintln!("vLLM restarts");
+    check.say("vLLM restarts");
     let sessions = workload::plan(&shape(check, 2, 3, 7));
     let mut open = open(&sessions);
     for turn in 0..3 {

@@ -92,10 +92,10 @@ impl Compared {
             Alone::Yes if cached != told => {
                 Meaning::Fault(format!("the events say {told}, vLLM {cached}"))
             }
-            Alone::Yes if !self.same_prompt && expected <= cached => {
+            _ if expected == cached => Meaning::Agree,
+            Alone::Yes if !self.same_prompt && expected < cached => {
                 Meaning::Explained("vLLM reads control tokens in the text of messages")
             }
-            _ if expected == cached => Meaning::Agree,
             Alone::Yes => Meaning::Fault(format!("{expected} expected, {cached} cached")),
             Alone::No { .. }
                 if expected > cached && (self.span.least as u64) < expected.min(told) =>
@@ -122,13 +122,14 @@ impl Compared {
             Meaning::Fault(what) => format!("FAULT {what}"),
         };
         format!(
-            "{:<12} {} prompt {} expected {} cached {} told {} {:?}: {meaning}\n",
+            "{:<12} {} prompt {} expected {} cached {} told {} after {} batches {:?}: {meaning}\n",
             self.step,
             self.request_id,
             self.prompt_tokens,
             self.expected,
             self.cached,
             self.told(),
+            self.span.batches,
             self.alone
         )
     }
@@ -149,6 +150,7 @@ pub(super) struct Done {
     pub(super) hits_counted: u64,
     pub(super) hits_reported: u64,
     pub(super) faults: Vec<String>,
+    pub(super) stopped: Option<String>,
 }
 
 /// One step of the check.
@@ -218,13 +220,15 @@ pub(super) fn of(done: Done) -> Checked {
         }
     }
     rows.push(all);
-    if done.hits_counted != done.hits_reported {
+    // Of a check that did not come to its end these figures are not whole.
+    let has_ended = done.stopped.is_none();
+    if has_ended && done.hits_counted != done.hits_reported {
         faults.push(format!(
             "vLLM counts {} cached tokens, its answers say {}",
             done.hits_counted, done.hits_reported
         ));
     }
-    if done.blocks_removed == 0 {
+    if has_ended && done.blocks_removed == 0 {
         faults.push("nothing was evicted: the check has not checked that".into());
     }
     Checked {
@@ -241,6 +245,22 @@ pub(super) fn of(done: Done) -> Checked {
         hits_reported: done.hits_reported,
         explained,
         faults,
+        stopped: done.stopped,
+    }
+}
+
+/// The verdict in one line, but for what has stopped the check.
+pub(super) fn line(checked: &Checked) -> String {
+    let all = checked.rows.last().cloned().unwrap_or_default();
+    let (explained, faults) = (checked.explained.len(), checked.faults.len());
+    let turns = format!(
+        "of {} turns {} agree exactly, {explained} differ and are explained; {faults} faults",
+        all.requests, all.agree
+    );
+    match &checked.stopped {
+        Some(why) => format!("NOT RUN TO ITS END: {turns} until then; {why}"),
+        None if faults > 0 => format!("DISAGREE: {turns}"),
+        None => format!("AGREE: {turns}"),
     }
 }
 
@@ -291,5 +311,9 @@ pub(super) fn table(checked: &Checked) -> String {
     for fault in &checked.faults {
         let _ = writeln!(out, "FAULT: {fault}");
     }
+    let _ = writeln!(out, "{}", line(checked));
     out
 }
+
+#[cfg(test)]
+mod tests;
