@@ -7,7 +7,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -64,10 +64,21 @@ impl Program {
 
     /// The next line of its stdout.
     pub fn line(&self, within: Duration) -> Result<String, LoadError> {
-        self.lines.recv_timeout(within).map_err(|e| match e {
+        self.try_line(within).map_err(|e| match e {
             RecvTimeoutError::Timeout => self.trouble(&format!("printed nothing in {within:?}")),
             RecvTimeoutError::Disconnected => self.trouble("closed its output"),
         })
+    }
+
+    /// The same, for a caller that knows more of what went wrong.
+    pub fn try_line(&self, within: Duration) -> Result<String, RecvTimeoutError> {
+        self.lines.recv_timeout(within)
+    }
+
+    /// Its stdin, which was held open until now; none the second time. It ends when the caller
+    /// drops it.
+    pub fn take_stdin(&mut self) -> Option<ChildStdin> {
+        self.child.stdin.take()
     }
 
     /// Sends it a signal; that it is already gone is no error.

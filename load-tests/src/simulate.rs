@@ -2,7 +2,9 @@
 //!
 //! Plays a trace, or the named scenarios, over modelled nodes on a virtual clock (the crate
 //! `simulate` does that; docs/simulate.md says how) and compares policies. Here: the command line,
-//! files, and one thread for each processor.
+//! files, outside policies' processes, and one thread for each processor.
+
+pub mod outside;
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -15,7 +17,7 @@ use simulate::compare::{self, Case};
 use simulate::engine::tiers::TierParams;
 use simulate::figures::Summary;
 use simulate::load::has_requests;
-use simulate::policy::{PolicyError, Spec};
+use simulate::policy::Spec;
 use simulate::report::{Report, page, table};
 use simulate::scenario::{Load, Scenario, Slice};
 use simulate::scenarios::{Named, Setup};
@@ -68,8 +70,9 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Part::Dev)]
     pub slice: Part,
     /// Policies, each `name` (over its own parameters, the best reported) or
-    /// `name:key=value:key=value`; `all` for all
-    #[arg(long, value_delimiter = ',', default_value = "homing")]
+    /// `name:key=value:key=value`; `all` for all; `ext:COMMAND`, which is last in its list, for a
+    /// process that speaks the ext: protocol on stdin and stdout. May be given several times
+    #[arg(long, value_name = "NAME,…|ext:COMMAND", default_value = "homing")]
     pub policy: Vec<String>,
     /// Regions; nodes are dealt out evenly
     #[arg(long, default_value_t = 1)]
@@ -206,7 +209,7 @@ fn flag(flag: &'static str, reason: impl Into<String>) -> LoadError {
 fn specs(policies: &[String]) -> Result<Vec<Spec>, LoadError> {
     let mut specs = Vec::new();
     for text in policies {
-        let some = Spec::parse_swept(text).map_err(|e| flag("--policy", e.to_string()))?;
+        let some = Spec::parse_list(text).map_err(|e| flag("--policy", e.to_string()))?;
         for spec in some {
             if !specs.contains(&spec) {
                 specs.push(spec);
@@ -355,8 +358,8 @@ fn play(
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let jobs = jobs.unwrap_or(processors).clamp(1, cases.len().max(1));
     let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<Option<Result<Summary, PolicyError>>>> =
-        Mutex::new(vec![None; cases.len()]);
+    let results: Vec<Option<Result<Summary, LoadError>>> = cases.iter().map(|_| None).collect();
+    let results = Mutex::new(results);
     std::thread::scope(|scope| {
         for _ in 0..jobs {
             scope.spawn(|| {
@@ -364,7 +367,7 @@ fn play(
                     let i = next.fetch_add(1, Ordering::Relaxed);
                     cases.get(i).map(|case| (i, case))
                 } {
-                    let result = case.play(trace, scenario);
+                    let result = play_one(case, trace, scenario);
                     if let Ok(mut results) = results.lock() {
                         results[i] = Some(result);
                     }
@@ -375,10 +378,18 @@ fn play(
     let results = results
         .into_inner()
         .map_err(|_| LoadError::program("a simulation", "a run panicked"))?;
-    let pair = |(case, result): (&Case, Option<Result<Summary, PolicyError>>)| match result {
-        Some(Ok(summary)) => Ok((case.clone(), summary)),
-        Some(Err(error)) => Err(flag("--policy", error.to_string())),
+    let pair = |(case, result): (&Case, Option<Result<Summary, LoadError>>)| match result {
+        Some(summary) => Ok((case.clone(), summary?)),
         None => Err(LoadError::program("a simulation", "a run did not end")),
     };
     cases.iter().zip(results).map(pair).collect()
+}
+
+fn play_one(case: &Case, trace: &Trace, scenario: &Scenario) -> Result<Summary, LoadError> {
+    match case.spec.command() {
+        Some(command) => outside::play(command, case, (trace, scenario), outside::PATIENCE),
+        None => case
+            .play(trace, scenario)
+            .map_err(|error| flag("--policy", error.to_string())),
+    }
 }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::figures::{Figures, Summary};
 use crate::fleet;
 use crate::policy::{PolicyError, Spec};
+use crate::router::Router;
 use crate::scenario::Scenario;
 use crate::trace::Trace;
 
@@ -23,10 +24,20 @@ pub struct Case {
 impl Case {
     /// Plays it.
     pub fn play(&self, trace: &Trace, scenario: &Scenario) -> Result<Summary, PolicyError> {
-        let scenario = scenario.clone().with_seed(self.seed);
-        let mut router = self.spec.build(&scenario.fleet)?;
-        let run = fleet::run(trace, &scenario, router.as_mut());
-        Ok(Summary::of(&scenario, &run))
+        let mut router = self.spec.build(&self.scenario(scenario).fleet)?;
+        Ok(self.play_on(trace, scenario, router.as_mut()))
+    }
+
+    /// Plays it on a router that the caller has built, for [`Case::scenario`]'s fleet.
+    pub fn play_on(&self, trace: &Trace, scenario: &Scenario, router: &mut dyn Router) -> Summary {
+        let scenario = self.scenario(scenario);
+        let run = fleet::run(trace, &scenario, router);
+        Summary::of(&scenario, &run)
+    }
+
+    /// The scenario with this case's seed.
+    pub fn scenario(&self, scenario: &Scenario) -> Scenario {
+        scenario.clone().with_seed(self.seed)
     }
 }
 
@@ -45,8 +56,8 @@ pub fn cases(specs: &[Spec], seeds: &[u64]) -> Vec<Case> {
 /// One policy with one choice of its parameters.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct Row {
-    /// The policy's name.
-    pub policy: &'static str,
+    /// The policy's name; an outside policy's command belongs to it.
+    pub policy: String,
     /// Name and parameters.
     pub label: String,
     /// The seeds played.
@@ -86,7 +97,10 @@ fn row(spec: &Spec, runs: &[(u64, &Summary)]) -> Row {
         all / runs.len() as f64
     };
     Row {
-        policy: spec.name(),
+        policy: match spec.command() {
+            Some(_) => spec.to_string(),
+            None => spec.name().to_owned(),
+        },
         label: spec.to_string(),
         seeds: runs.iter().map(|(seed, _)| *seed).collect(),
         mean: Figures::mean(&by_seed),

@@ -7,7 +7,8 @@
 //! in, no clock, no threads.
 //!
 //! A run: a [`trace`] and a [`scenario`] give the requests ([`load`]), [`fleet`] plays them under
-//! a policy ([`baselines`] and the product's own), [`figures`] sums up.
+//! a policy ([`baselines`], the product's own, or one [`outside`] of this program), [`figures`]
+//! sums up.
 
 pub mod baselines;
 pub mod compare;
@@ -17,6 +18,7 @@ pub mod fleet;
 pub mod homing;
 mod ideal;
 pub mod load;
+pub mod outside;
 pub mod policy;
 pub mod random;
 pub mod report;

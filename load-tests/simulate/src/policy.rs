@@ -1,6 +1,7 @@
 //! Which policies are there, by name, and over which of their parameters is each swept?
 //!
-//! A policy is named `name` or `name:key=value:key=value`.
+//! A policy is named `name` or `name:key=value:key=value`; `ext:COMMAND` is one outside of this
+//! program, which the caller starts ([`Spec::command`]).
 
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,7 @@ use crate::scenario::Fleet;
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum PolicyError {
     /// No such name.
-    #[error("no policy {0:?}; there are: all, {names}", names = NAMES.join(", "))]
+    #[error("no policy {0:?}; there are: all, {names}, ext:COMMAND", names = NAMES.join(", "))]
     Name(String),
     /// A parameter that is not `key=number`.
     #[error("{policy}: {parameter:?} is not key=number")]
@@ -50,7 +51,13 @@ pub enum PolicyError {
         /// What it may be.
         allowed: &'static str,
     },
+    /// A policy outside of this program, which cannot be built in it.
+    #[error("{EXT}:{0}: its process is started by whoever plays it")]
+    Outside(String),
 }
+
+/// The name of policies outside of this program.
+const EXT: &str = "ext";
 
 /// All names, the product's own first.
 pub const NAMES: &[&str] = &[
@@ -86,11 +93,16 @@ pub const REFERENCES: &[&str] = &["oracle:b=4", "oracle:b=8", "cost:b=4", "cost:
 pub struct Spec {
     name: &'static str,
     values: Vec<(String, f64)>,
+    /// Of an outside policy alone.
+    command: Option<String>,
 }
 
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)?;
+        if let Some(command) = &self.command {
+            write!(f, ":{command}")?;
+        }
         self.values
             .iter()
             .try_for_each(|(key, value)| write!(f, ":{key}={value}"))
@@ -98,8 +110,15 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// Reads `name:key=value:key=value`.
+    /// Reads `name:key=value:key=value` or `ext:COMMAND`.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
+        if let Some((EXT, command)) = text.split_once(':') {
+            return Ok(Self {
+                name: EXT,
+                values: Vec::new(),
+                command: Some(command.to_owned()),
+            });
+        }
         let mut parts = text.split(':');
         let given = parts.next().unwrap_or_default();
         let name = NAMES
@@ -120,11 +139,26 @@ impl Spec {
         Ok(Self {
             name,
             values: values.collect::<Result<_, _>>()?,
+            command: None,
         })
     }
 
-    /// What a command line means: `all`, a name (over that policy's own parameters), or a name with
-    /// parameters.
+    /// What a command line means: several, separated by commas, of `all`, a name (over that policy's
+    /// own parameters), and a name with parameters. An `ext:` command goes on to the end of the
+    /// text, its commas included.
+    pub fn parse_list(text: &str) -> Result<Vec<Self>, PolicyError> {
+        let is_outside = matches!(text.split_once(':'), Some((EXT, _)));
+        match text.split_once(',') {
+            Some((first, rest)) if !is_outside => {
+                let mut specs = Self::parse_swept(first)?;
+                specs.extend(Self::parse_list(rest)?);
+                Ok(specs)
+            }
+            _ => Self::parse_swept(text),
+        }
+    }
+
+    /// One of such a list.
     pub fn parse_swept(text: &str) -> Result<Vec<Self>, PolicyError> {
         if text == "all" {
             return Ok(NAMES.iter().flat_map(|name| sweep(name)).collect());
@@ -142,8 +176,16 @@ impl Spec {
         self.name
     }
 
+    /// The command of a policy outside of this program.
+    pub fn command(&self) -> Option<&str> {
+        self.command.as_deref()
+    }
+
     /// A router for this fleet.
     pub fn build(&self, fleet: &Fleet) -> Result<Box<dyn Router>, PolicyError> {
+        if let Some(command) = &self.command {
+            return Err(PolicyError::Outside(command.clone()));
+        }
         let mut values = Values {
             spec: self,
             known: Vec::new(),
@@ -216,6 +258,7 @@ fn sweep(name: &'static str) -> Vec<Spec> {
     let one = |values: &[(&str, f64)]| Spec {
         name,
         values: values.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect(),
+        command: None,
     };
     match name {
         "session" => {

@@ -135,13 +135,13 @@ impl Report {
 
     /// For each policy, the parameters with the least mean TTFT.
     pub fn best_rows(&self) -> Vec<&Row> {
-        let mut policies: Vec<&'static str> = Vec::new();
+        let mut policies: Vec<&str> = Vec::new();
         for row in &self.rows {
-            if !policies.contains(&row.policy) {
-                policies.push(row.policy);
+            if !policies.contains(&row.policy.as_str()) {
+                policies.push(&row.policy);
             }
         }
-        let of = |policy: &&'static str| {
+        let of = |policy: &&str| {
             let rows = self.rows.iter().filter(|row| row.policy == *policy);
             best(rows, |f| f.ttft_mean_ms, Better::Less)
         };
@@ -170,7 +170,7 @@ fn distances(rows: &[Row]) -> Vec<Distance> {
             figure: measured.name,
             homing: value,
             reference: peer(&|row| REFERENCES.contains(&row.label.as_str())),
-            baseline: peer(&|row| BASELINES.contains(&row.policy)),
+            baseline: peer(&|row| BASELINES.contains(&row.policy.as_str())),
             floor: measured.floor.map(|floor| floor(&homing.mean)),
         }
     };

@@ -181,7 +181,7 @@ fn told(homing: &mut Homing, message: Message) -> Result<Option<String>, ExtErro
 }
 
 /// A number for a session's name: its hash, as the gateway hashes a tenant's session header.
-fn session_number(name: &str) -> u64 {
+pub(crate) fn session_number(name: &str) -> u64 {
     use cache_index::block::{BlockHash, Namespace, extend_chain};
     let mut padded: Vec<u32> = name.bytes().map(u32::from).collect();
     let blocks = padded
