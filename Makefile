@@ -13,7 +13,7 @@ export CMAKE
 # The binaries stand where cargo puts them, also when the user moved its target directory.
 TARGET := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help run test setup build lint clients bench-engine bench-gateway bench-peers bench-routing bench-decision \
+.PHONY: help run test setup build lint clients bench-engine bench-gateway bench-peers bench-policies bench-routing bench-decision \
 	check-vllm
 
 help:
@@ -30,6 +30,8 @@ help:
 	@echo 'make bench-routing  where the gateway and SMG send turns, before simulated nodes (~15 minutes)'
 	@echo 'make bench-decision what choosing a node costs for a turn of 100,000 tokens, 64 nodes'
 	@echo 'make bench-peers    the index beside the crates kv-index and dynamo-kv-router'
+	@echo 'make bench-policies TRACES=DIR ARGS="--scenario conversation"'
+	@echo '                    routing by formula beside the same by those crates, in simulation'
 
 setup:
 	@load-tests/scripts/setup
@@ -67,6 +69,10 @@ bench-decision:
 
 bench-routing: build
 	@load-tests/scripts/bench-routing $(ARGS)
+
+# ARGS goes to `homing-load simulate`: which scenario, slice and seeds.
+bench-policies: build
+	@load-tests/scripts/bench-policies $(ARGS)
 
 # A workspace of its own, with its own lock file.
 bench-peers:

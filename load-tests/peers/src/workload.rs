@@ -60,10 +60,11 @@ impl Workload {
 }
 
 /// SplitMix64, 32 bits at a time.
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    fn new(seed: u64) -> Self {
+    /// The same draws for the same seed.
+    pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0xd134_2543_de82_ef95))
     }
 }

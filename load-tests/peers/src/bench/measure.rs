@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use cache_index::block::{Namespace, hash_chain};
 use cpu_time::ProcessTime;
 
+use super::peers::Peer;
 use crate::ALLOCATED;
-use crate::peers::Peer;
 use crate::workload::{CHAIN_BLOCKS, Workload};
 
 /// Lookups in a round, each timed by itself.

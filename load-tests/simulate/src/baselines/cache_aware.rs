@@ -9,8 +9,12 @@
 //!
 //! What a worker holds is learnt from dispatches, in a tree of `tree` blocks for each worker, least
 //! recently used out first (`events` 0), or known from its KV events (`events` 1, SMG with workers
-//! that have them). The crate `kv-index`, which holds SMG's trees, has no rule to choose by; its
-//! policies are in no crate.
+//! that have them). SMG's own trees are in the crate `kv-index`, which has no rule to choose by. Its
+//! rule is in the crate of its whole gateway (`smg` 1.13.0: a thousand packages, Rust 1.98), and is
+//! another one by now than its documentation's: a worker is judged by the mean of requests and not by
+//! the least, by itself and not all together, and where events tell what it holds there is no threshold.
+//! Trees of the crate with either rule play through `homing-peers policy smg-tree` and `smg-events`
+//! (load-tests/peers); docs/MEASUREMENTS.md has both.
 
 use super::accounts::Accounts;
 use super::choice::Ties;

@@ -9,9 +9,9 @@
 //! `scheduling/selector/reference.rs`; its defaults are scale 1, credit 1, decay 0, requests 0
 //! (`overlap_score_weight` in older releases is `scale`). The router hears of KV events at once.
 //!
-//! The crate's own selector is not called here: it wants a `SchedulingRequest` that its scheduler
-//! fills and a tokio channel in it, and the product's simulator should not depend on a hundred
-//! crates for one sum.
+//! The crate's own code, from its index to its selector, plays through `homing-peers policy dynamo`
+//! (load-tests/peers) and decides alike: docs/MEASUREMENTS.md has both. It is not called here, since the
+//! product's simulator should not depend on a hundred crates for one sum.
 
 use super::accounts::Accounts;
 use super::choice::Ties;
