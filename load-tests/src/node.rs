@@ -38,7 +38,7 @@ mod events;
 pub mod faults;
 mod life;
 mod one_cache;
-mod prompts;
+pub(crate) mod prompts;
 mod slot;
 mod state;
 
@@ -122,7 +122,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    fn params(&self) -> Result<Params, LoadError> {
+    pub(crate) fn params(&self) -> Result<Params, LoadError> {
         let positive = [
             ("--speed", self.speed),
             ("--prefill-rate", self.prefill_rate),

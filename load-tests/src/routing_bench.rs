@@ -8,10 +8,12 @@
 //! Hits and the tokens that each node computed are the nodes' own counts. The cache that all nodes
 //! would share and that never forgets is counted beside them, over the same requests. Times are in
 //! model time: real time by the nodes' speed, the front's own cost included (and as much too large
-//! as the nodes are fast, for all fronts alike).
+//! as the nodes are fast, for all fronts alike). Beside our rows stands what the simulator says of
+//! the same cell before it is run.
 
 mod figures;
 mod fronts;
+mod predict;
 
 use std::path::PathBuf;
 
@@ -22,6 +24,7 @@ use crate::error::LoadError;
 
 use self::figures::{Row, Sample};
 use self::fronts::{Fleet, Kind, Standing};
+use self::predict::Predictor;
 
 /// Flags of `homing-load routing-bench`.
 #[derive(Clone, Debug, clap::Args)]
@@ -125,7 +128,8 @@ pub async fn run(args: &Args) -> Result<Comparison, LoadError> {
     if args.smg.is_some() {
         kinds.extend(args.smg_flags.iter().cloned().map(Kind::Smg));
     }
-    let mut samples = Vec::new();
+    let predictor = Predictor::load(&args.gguf)?;
+    let (mut samples, mut predicted) = (Vec::new(), Vec::new());
     for round in 0..args.rounds.max(1) {
         for &capacity in &args.capacity {
             for &system_prompts in &args.system_prompts {
@@ -133,17 +137,23 @@ pub async fn run(args: &Args) -> Result<Comparison, LoadError> {
                     capacity,
                     system_prompts,
                 };
+                let load = load(args, cell, round);
+                if let Some(sample) = predictor.predict(args, cell, &load)? {
+                    eprintln!("round {}, {cell:?}: simulated", round + 1);
+                    eprintln!("  {}", sample.line());
+                    predicted.push((cell, sample));
+                }
                 for step in 0..kinds.len() {
                     let kind = &kinds[(step + round) % kinds.len()];
                     eprintln!("round {}, {cell:?}: {}", round + 1, kind.name());
-                    let sample = once(args, cell, kind, round).await?;
+                    let sample = once(args, cell, kind, &load).await?;
                     eprintln!("  {}", sample.line());
                     samples.push((cell, kind.name(), sample));
                 }
             }
         }
     }
-    let rows = figures::rows(&samples);
+    let rows = figures::rows(&samples, &predicted);
     Ok(Comparison {
         rounds: args.rounds.max(1),
         requests: args.sessions * args.turns,
@@ -152,17 +162,12 @@ pub async fn run(args: &Args) -> Result<Comparison, LoadError> {
     })
 }
 
-/// One run: fresh nodes, a fresh front, all sessions.
-async fn once(args: &Args, cell: Cell, kind: &Kind, round: usize) -> Result<Sample, LoadError> {
-    let folder = tempfile::tempdir().map_err(LoadError::system("making a temporary folder"))?;
-    let fleet = Fleet::start(args, cell, folder.path())?;
-    let front = Standing::start(args, kind, &fleet, folder.path())?;
-    front.wait_ready(&fleet).await?;
-    let before = fleet.counts().await?;
-    let load = agent::Args {
-        url: front.url.clone(),
-        key: front.key.clone(),
-        model: fleet.model.clone(),
+/// What the agents do in one round; whom they ask is filled in later.
+fn load(args: &Args, cell: Cell, round: usize) -> agent::Args {
+    agent::Args {
+        url: String::new(),
+        key: None,
+        model: String::new(),
         sessions: args.sessions,
         turns: args.turns,
         rate: args.rate * args.speed,
@@ -178,6 +183,26 @@ async fn once(args: &Args, cell: Cell, kind: &Kind, round: usize) -> Result<Samp
         timeout_s: 120,
         json: None,
         records: None,
+    }
+}
+
+/// One run: fresh nodes, a fresh front, all sessions.
+async fn once(
+    args: &Args,
+    cell: Cell,
+    kind: &Kind,
+    load: &agent::Args,
+) -> Result<Sample, LoadError> {
+    let folder = tempfile::tempdir().map_err(LoadError::system("making a temporary folder"))?;
+    let fleet = Fleet::start(args, cell, folder.path())?;
+    let front = Standing::start(args, kind, &fleet, folder.path())?;
+    front.wait_ready(&fleet).await?;
+    let before = fleet.counts().await?;
+    let load = agent::Args {
+        url: front.url.clone(),
+        key: front.key.clone(),
+        model: fleet.model.clone(),
+        ..load.clone()
     };
     let ran = agent::run(&load).await?;
     let after = fleet.counts().await?;

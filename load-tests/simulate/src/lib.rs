@@ -8,10 +8,11 @@
 //!
 //! A run: a [`trace`] and a [`scenario`] give the requests ([`load`]), [`fleet`] plays them under
 //! a policy ([`baselines`], the product's own, or one [`outside`] of this program), [`figures`]
-//! sums up.
+//! sums up. [`conversations`] plays known conversations in place of a trace.
 
 pub mod baselines;
 pub mod compare;
+pub mod conversations;
 pub mod engine;
 pub mod figures;
 pub mod fleet;

@@ -25,7 +25,7 @@ const WORDS: usize = 1024;
 const LETTERS_MIN: usize = 3;
 
 /// How prompts become tokens, and answers text.
-pub(super) enum Prompts {
+pub(crate) enum Prompts {
     /// By a model file.
     Exact(Box<Exact>),
     /// By their length.
@@ -33,7 +33,7 @@ pub(super) enum Prompts {
 }
 
 /// A model's tokenizer and its words.
-pub(super) struct Exact {
+pub(crate) struct Exact {
     builder: PromptBuilder,
     segments: SegmentCache,
     /// Tokens that begin an answer.
@@ -44,7 +44,7 @@ pub(super) struct Exact {
 
 impl Prompts {
     /// Reads the model file, if there is one.
-    pub(super) fn load(gguf: Option<&Path>) -> Result<Self, LoadError> {
+    pub(crate) fn load(gguf: Option<&Path>) -> Result<Self, LoadError> {
         let Some(path) = gguf else {
             return Ok(Self::Estimate);
         };
@@ -69,7 +69,7 @@ impl Prompts {
     }
 
     /// The prompt's tokens.
-    pub(super) fn tokens(&self, request: &Value) -> Result<Vec<u32>, String> {
+    pub(crate) fn tokens(&self, request: &Value) -> Result<Vec<u32>, String> {
         if let Some(ids) = request["prompt_token_ids"].as_array() {
             let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
             let ids: Option<Vec<u32>> = ids.iter().map(id).collect();
@@ -95,7 +95,7 @@ impl Prompts {
     }
 
     /// So many tokens of answer.
-    pub(super) fn answer(&self, prompt: &[u32], count: usize) -> Vec<u32> {
+    pub(crate) fn answer(&self, prompt: &[u32], count: usize) -> Vec<u32> {
         let mut hasher = DefaultHasher::new();
         prompt.hash(&mut hasher);
         let seed = hasher.finish();
@@ -115,7 +115,7 @@ impl Prompts {
     }
 
     /// One token of an answer as text.
-    pub(super) fn text(&self, token: u32) -> String {
+    pub(crate) fn text(&self, token: u32) -> String {
         match self {
             Self::Exact(exact) => {
                 let bytes = exact.builder.tokenizer().token_bytes(token);

@@ -113,10 +113,20 @@ pub struct Row {
     /// Means over the rounds.
     #[serde(flatten)]
     pub mean: Sample,
+    /// What the simulator says of our gateway in this cell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Sample>,
 }
 
-/// Every front in every cell, in the order of the first round.
-pub(super) fn rows(samples: &[(Cell, String, Sample)]) -> Vec<Row> {
+/// Every front in every cell, in the order of the first round, ours with what was predicted.
+pub(super) fn rows(samples: &[(Cell, String, Sample)], predicted: &[(Cell, Sample)]) -> Vec<Row> {
+    let predicted = |cell: &Cell, front: &str| {
+        let of = predicted
+            .iter()
+            .filter(|(c, _)| c == cell && front == "homing");
+        let of: Vec<Sample> = of.map(|(_, sample)| *sample).collect();
+        (!of.is_empty()).then(|| Sample::mean(&of))
+    };
     let mut rows: Vec<Row> = Vec::new();
     for (cell, front, _) in samples {
         if rows
@@ -131,6 +141,7 @@ pub(super) fn rows(samples: &[(Cell, String, Sample)]) -> Vec<Row> {
             cell: *cell,
             front: front.clone(),
             mean: Sample::mean(&of),
+            predicted: predicted(cell, front),
         });
     }
     rows
@@ -188,27 +199,15 @@ pub(super) fn table(rows: &[Row], missed: &[String]) -> String {
         "expected"
     );
     for row in rows {
-        let Cell {
-            capacity,
-            system_prompts,
-        } = row.cell;
-        let mean = &row.mean;
-        let _ = writeln!(
-            text,
-            "{capacity:>8} {system_prompts:>7} {:>6.3} {:>6.3} {:>6.3} {:>9.3} {:>8.0} / {:>6.0} {:>8.0} {:>9}  {}",
-            mean.hit_ratio,
-            mean.one_cache_ratio,
-            ratio(mean.hit_ratio, mean.one_cache_ratio),
-            mean.imbalance,
-            mean.ttft_mean_ms,
-            mean.ttft_p99_ms,
-            mean.latency_mean_ms,
-            match mean.expected_share {
-                share if share > 0.0 => format!("{share:.3}"),
-                _ => "-".into(),
-            },
-            row.front
-        );
+        line(&mut text, row.cell, &row.mean, &row.front);
+        if let Some(predicted) = &row.predicted {
+            line(
+                &mut text,
+                row.cell,
+                predicted,
+                &format!("{}, simulated", row.front),
+            );
+        }
     }
     match missed {
         [] => text.push_str("every goal is met\n"),
@@ -217,6 +216,28 @@ pub(super) fn table(rows: &[Row], missed: &[String]) -> String {
         }),
     }
     text
+}
+
+fn line(text: &mut String, cell: Cell, sample: &Sample, front: &str) {
+    let Cell {
+        capacity,
+        system_prompts,
+    } = cell;
+    let _ = writeln!(
+        text,
+        "{capacity:>8} {system_prompts:>7} {:>6.3} {:>6.3} {:>6.3} {:>9.3} {:>8.0} / {:>6.0} {:>8.0} {:>9}  {front}",
+        sample.hit_ratio,
+        sample.one_cache_ratio,
+        ratio(sample.hit_ratio, sample.one_cache_ratio),
+        sample.imbalance,
+        sample.ttft_mean_ms,
+        sample.ttft_p99_ms,
+        sample.latency_mean_ms,
+        match sample.expected_share {
+            share if share > 0.0 => format!("{share:.3}"),
+            _ => "-".into(),
+        },
+    );
 }
 
 #[cfg(test)]
@@ -237,6 +258,7 @@ mod tests {
                 latency_mean_ms,
                 ..Sample::default()
             },
+            predicted: None,
         }
     }
 
@@ -274,7 +296,13 @@ mod tests {
             (cell(6), "homing".into(), sample(0.1)),
             (cell(1), "homing".into(), sample(0.7)),
         ];
-        let rows = rows(&all);
+        let predicted = [(cell(6), sample(0.3)), (cell(6), sample(0.4))];
+        let rows = rows(&all, &predicted);
+        assert!(rows[0].predicted.is_none());
+        let said = rows[1].predicted.expect("predicted").hit_ratio;
+        assert!((said - 0.35).abs() < 1e-9);
+        let table = table(&rows, &[]);
+        assert_eq!(table.matches("homing, simulated").count(), 1, "{table}");
         let hits: Vec<f64> = rows.iter().map(|row| row.mean.hit_ratio).collect();
         assert_eq!(hits.len(), 2);
         assert!(

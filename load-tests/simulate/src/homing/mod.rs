@@ -455,7 +455,11 @@ impl Router for Homing {
 
     fn changed(&mut self, _now_ms: f64, node: usize, change: &Change<'_>) {
         match change {
-            Change::Stored { tier, path, from } => self.on_stored(node, *tier, &path[*from..]),
+            Change::Stored { tier, path, from } => {
+                // An answer's blocks are in no prompt yet.
+                self.paths.learn(path, *from);
+                self.on_stored(node, *tier, &path[*from..]);
+            }
             Change::Removed { tier, blocks } => self.on_removed(node, *tier, blocks),
         }
     }

@@ -57,8 +57,18 @@ impl Paths {
         chain.into()
     }
 
+    /// Makes a path known from this place on, where it is not yet.
+    pub(super) fn learn(&mut self, path: &[u32], from: usize) {
+        if path[from..]
+            .iter()
+            .any(|block| !self.known.contains_key(block))
+        {
+            self.chain(path);
+        }
+    }
+
     /// The event that says that a node holds these consecutive blocks of one path now; none where
-    /// the first of them was never in a prompt.
+    /// the first of them was never heard of.
     pub(super) fn stored(&self, tier: Tier, blocks: &[u32]) -> Option<KvEvent> {
         let first = self.known.get(blocks.first()?)?;
         Some(KvEvent::Stored {

@@ -1,0 +1,241 @@
+//! How would conversations fare that are known word by word?
+//!
+//! [`crate::fleet`] plays traces, of which only blocks of prompts are known. Here a conversation
+//! begins at its time, a turn is due its pause after the answer before it, and what a node answered
+//! stays in its cache behind the prompt, since the next turn repeats it: as the simulated nodes over
+//! HTTP do it, so that a run before them can be predicted. One region; the router sends every turn at
+//! once. It hears of cache changes, first tokens and ends when they happen.
+
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+use crate::engine::{Happened, Job, Node};
+use crate::router::{Answer, Ask, Change, Router};
+use crate::scenario::Fleet;
+
+/// One turn to come.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Turn {
+    /// The full blocks of prompt and answer together.
+    pub path: Arc<[u32]>,
+    /// Those that are full of the prompt alone.
+    pub prompt_blocks: usize,
+    /// All tokens of the prompt, at least one.
+    pub prompt_tokens: u32,
+    /// Tokens of the answer, at least one.
+    pub output_tokens: u32,
+    /// From the answer before it, ms; of the first turn, from the beginning of the run.
+    pub pause_ms: f64,
+}
+
+/// What became of a turn.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Played {
+    /// Which conversation.
+    pub conversation: usize,
+    /// Which of its turns.
+    pub turn: usize,
+    /// Where it went.
+    pub node: usize,
+    /// Tokens of its prompt that were cached there, in whole blocks.
+    pub cached_tokens: u32,
+    /// When it was due and sent, ms.
+    pub due_ms: f64,
+    /// When its first token came.
+    pub first_token_ms: f64,
+    /// When its answer was complete.
+    pub done_ms: f64,
+}
+
+/// Plays all of them to their ends; turns in the order in which they were sent.
+///
+/// # Panics
+/// If the router holds or refuses a turn.
+pub fn play(fleet: &Fleet, conversations: &[Vec<Turn>], router: &mut dyn Router) -> Vec<Played> {
+    let mut play = Play::new(fleet, conversations);
+    while let Some(Reverse(event)) = play.events.pop() {
+        play.now_ms = f64::from_bits(event.at_ms_bits);
+        match event.what {
+            What::Due { conversation, turn } => play.send(conversation, turn, router),
+            What::Node { node, version } if play.versions[node] == version => {
+                play.advance(node, router);
+            }
+            What::Node { .. } => {}
+        }
+    }
+    play.played
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum What {
+    Due {
+        conversation: usize,
+        turn: usize,
+    },
+    /// It counts only while nothing else has happened to the node.
+    Node {
+        node: usize,
+        version: u64,
+    },
+}
+
+/// In the order of time; equal times in the order in which they were foreseen.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Event {
+    /// Times are never below 0, so their bits are ordered as they are.
+    at_ms_bits: u64,
+    number: u64,
+    what: What,
+}
+
+struct Play<'a> {
+    conversations: &'a [Vec<Turn>],
+    block_tokens: u32,
+    nodes: Vec<Node>,
+    versions: Vec<u64>,
+    events: BinaryHeap<Reverse<Event>>,
+    next_number: u64,
+    now_ms: f64,
+    played: Vec<Played>,
+}
+
+impl<'a> Play<'a> {
+    fn new(fleet: &Fleet, conversations: &'a [Vec<Turn>]) -> Self {
+        let mut play = Self {
+            conversations,
+            block_tokens: fleet.params.block_tokens,
+            nodes: fleet.build(),
+            versions: vec![0; fleet.nodes],
+            events: BinaryHeap::new(),
+            next_number: 0,
+            now_ms: 0.0,
+            played: Vec::new(),
+        };
+        for conversation in 0..conversations.len() {
+            play.foresee_turn(conversation, 0);
+        }
+        play
+    }
+
+    fn foresee(&mut self, at_ms: f64, what: What) {
+        self.next_number += 1;
+        self.events.push(Reverse(Event {
+            at_ms_bits: at_ms.max(0.0).to_bits(),
+            number: self.next_number,
+            what,
+        }));
+    }
+
+    fn foresee_turn(&mut self, conversation: usize, turn: usize) {
+        if let Some(next) = self.conversations[conversation].get(turn) {
+            let due_ms = self.now_ms + next.pause_ms;
+            self.foresee(due_ms, What::Due { conversation, turn });
+        }
+    }
+
+    fn send(&mut self, conversation: usize, turn: usize, router: &mut dyn Router) {
+        for node in &mut self.nodes {
+            node.settle(self.now_ms);
+        }
+        let next = &self.conversations[conversation][turn];
+        let blocks: Arc<[u32]> = next.path[..next.prompt_blocks].into();
+        let id = self.played.len() as u32;
+        let ask = Ask {
+            id,
+            session: conversation as u64,
+            region: 0,
+            prompt_tokens: next.prompt_tokens,
+            output_tokens: next.output_tokens,
+            blocks: &blocks,
+        };
+        let node = match router.route(self.now_ms, &ask, &self.nodes) {
+            Answer::Send(node) => node,
+            answer => unreachable!("a router that sends at once answered {answer:?}"),
+        };
+        self.played.push(Played {
+            conversation,
+            turn,
+            node,
+            cached_tokens: 0,
+            due_ms: self.now_ms,
+            first_token_ms: f64::NAN,
+            done_ms: f64::NAN,
+        });
+        let job = Job {
+            id,
+            blocks,
+            prompt_tokens: next.prompt_tokens,
+            output_tokens: next.output_tokens,
+        };
+        self.nodes[node].enqueue(self.now_ms, job);
+        self.advance(node, router);
+    }
+
+    /// Lets a node act up to now, passes on what it did and foresees what it will do.
+    fn advance(&mut self, node: usize, router: &mut dyn Router) {
+        loop {
+            // What an answer leaves in the cache comes with the next look.
+            let happened = self.nodes[node].advance(self.now_ms);
+            if happened.is_empty() {
+                break;
+            }
+            for happened in happened {
+                self.pass_on(node, happened, router);
+            }
+        }
+        self.versions[node] += 1;
+        if let Some(due_ms) = self.nodes[node].next_ms() {
+            let version = self.versions[node];
+            self.foresee(due_ms, What::Node { node, version });
+        }
+    }
+
+    fn pass_on(&mut self, node: usize, happened: Happened, router: &mut dyn Router) {
+        match happened {
+            Happened::Stored {
+                at_ms,
+                path,
+                from,
+                to,
+            } => {
+                let path = &path[..to];
+                router.changed(at_ms, node, &Change::Stored { path, from });
+            }
+            Happened::Removed { at_ms, blocks } => {
+                router.changed(at_ms, node, &Change::Removed(&blocks));
+            }
+            Happened::FirstToken {
+                at_ms,
+                id,
+                cached_tokens,
+            } => {
+                let played = &mut self.played[id as usize];
+                played.first_token_ms = at_ms;
+                // Whole blocks alone are read from a cache.
+                played.cached_tokens = cached_tokens / self.block_tokens * self.block_tokens;
+                router.first_token(at_ms, id, node, played.cached_tokens);
+            }
+            Happened::Finished {
+                at_ms,
+                id,
+                output_tokens,
+            } => {
+                let played = &mut self.played[id as usize];
+                played.done_ms = at_ms;
+                let Played {
+                    conversation, turn, ..
+                } = *played;
+                let done = &self.conversations[conversation][turn];
+                if done.path.len() > done.prompt_blocks {
+                    self.nodes[node].keep(self.now_ms, &done.path);
+                }
+                router.finished(at_ms, id, node, output_tokens);
+                self.foresee_turn(conversation, turn + 1);
+            }
+        }
+    }
+}
