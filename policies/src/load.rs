@@ -262,6 +262,11 @@ impl NodeLoad {
         self.decode_tokens
     }
 
+    /// Requests there.
+    pub fn requests(&self) -> u64 {
+        self.running.len() as u64
+    }
+
     /// Requests there that are past their prefill.
     pub fn decoding(&self) -> u64 {
         (self.running.len().saturating_sub(self.prefills.len())) as u64

@@ -198,20 +198,27 @@ impl<'a> Play<'a> {
         match happened {
             Happened::Stored {
                 at_ms,
+                tier,
                 path,
                 from,
                 to,
             } => {
                 let path = &path[..to];
-                router.changed(at_ms, node, &Change::Stored { path, from });
+                router.changed(at_ms, node, &Change::Stored { tier, path, from });
             }
-            Happened::Removed { at_ms, blocks } => {
-                router.changed(at_ms, node, &Change::Removed(&blocks));
+            Happened::Removed {
+                at_ms,
+                tier,
+                blocks,
+            } => {
+                let blocks = &blocks;
+                router.changed(at_ms, node, &Change::Removed { tier, blocks });
             }
             Happened::FirstToken {
                 at_ms,
                 id,
                 cached_tokens,
+                ..
             } => {
                 let played = &mut self.played[id as usize];
                 played.first_token_ms = at_ms;

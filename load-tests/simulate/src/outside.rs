@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Node;
+use crate::engine::tiers::Tier;
 use crate::router::{Answer, Ask, Change, Router};
 use crate::scenario::Fleet;
 
@@ -216,8 +217,12 @@ impl Router for Outside<'_> {
 
     fn changed(&mut self, now_ms: f64, node: usize, change: &Change<'_>) {
         let (stored, removed): (&[u32], &[u32]) = match change {
-            Change::Stored { path, from } => (&path[*from..], &[]),
-            Change::Removed(blocks) => (&[], blocks),
+            // The protocol knows of one tier.
+            Change::Stored { tier, .. } | Change::Removed { tier, .. } if *tier != Tier::Device => {
+                return;
+            }
+            Change::Stored { path, from, .. } => (&path[*from..], &[]),
+            Change::Removed { blocks, .. } => (&[], blocks),
         };
         self.tell(&Message::Kv {
             t_ms: now_ms,

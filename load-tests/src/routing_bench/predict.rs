@@ -141,6 +141,8 @@ fn fleet(args: &Args, cell: Cell) -> scenario::Fleet {
         params: hastened(pace(args.prefill_rate), args.speed),
         nodes: usize::from(args.nodes),
         capacity: cell.capacity,
+        host: None,
+        store: None,
         regions: 1,
         round_trips_ms: Vec::new(),
         seed: args.seed,
@@ -156,6 +158,8 @@ fn nodes(fleet: &scenario::Fleet) -> homing::Fleet {
         nodes: vec![place; fleet.nodes],
         block_tokens: u64::from(fleet.params.block_tokens),
         round_trip_ms: Vec::new(),
+        fetch: fleet.fetch_costs(),
+        tiers: fleet.slow_tiers(),
     }
 }
 

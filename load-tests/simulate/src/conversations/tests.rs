@@ -13,6 +13,8 @@ fn fleet(nodes: usize, capacity: usize) -> Fleet {
         params,
         nodes,
         capacity,
+        host: None,
+        store: None,
         regions: 1,
         round_trips_ms: Vec::new(),
         seed: 1,

@@ -321,8 +321,10 @@ impl Homing {
         let place = self.fleet.nodes[number];
         let per = self.fleet.per_block();
         let pool_blocks = place.capacity_blocks * per as u64;
-        let kept = self.sessions.kept_blocks(number, ask.session, pool_blocks);
-        let kept = usize::try_from(kept).unwrap_or(usize::MAX);
+        let held = (overlap.device * per) as u64;
+        let coming = self.coming_blocks(now_ms, load);
+        let sessions = &self.sessions;
+        let found = sessions.found_blocks(number, ask.session, pool_blocks, (held, coming));
         NodeView {
             id: id.clone(),
             region: place.region.to_string(),
@@ -334,7 +336,7 @@ impl Homing {
             context_doubles_tokens: load.context_doubles_tokens(),
             pool_blocks,
             pool_used_blocks: load.pool_blocks(),
-            overlap_blocks: (overlap.device * per).min(kept),
+            overlap_blocks: usize::try_from(found).unwrap_or(usize::MAX),
             overlap_tiers: Tiers {
                 device: overlap.device * per,
                 host: overlap.host * per,
@@ -353,6 +355,16 @@ impl Homing {
             needs_partner: false,
             decoding_requests: load.decoding(),
         }
+    }
+
+    /// Blocks of 16 tokens that requests in flight may still bring, as the gateway counts them.
+    fn coming_blocks(&self, now_ms: f64, load: &NodeLoad) -> u64 {
+        if self.settings.knowledge == Knowledge::Usage {
+            return u64::MAX;
+        }
+        let last = load.requests() * self.fleet.block_tokens;
+        let tokens = load.prefill_tokens(now_ms) + load.decode_tokens() + last;
+        tokens.div_ceil(BLOCK_TOKENS as u64)
     }
 
     fn dispatch(&mut self, now_ms: f64, ask: &Ask<'_>, node: usize, decided: &Decided) {

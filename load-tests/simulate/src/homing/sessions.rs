@@ -40,11 +40,16 @@ impl Sessions {
         self.nodes[node].kept_ms(whole_ms(now_ms), pool_blocks, wanted, key(ask.session))
     }
 
-    /// Leading blocks that a session can expect to find again on a node; all of them where it is
-    /// bound elsewhere and nothing is known.
-    pub(super) fn kept_blocks(&self, node: usize, session: u64, pool_blocks: u64) -> u64 {
-        let kept = self.nodes[node].kept_blocks(key(session), pool_blocks);
-        kept.unwrap_or(u64::MAX)
+    /// How many of the leading blocks that a node holds now a session's turn will find there, where
+    /// requests in flight may still bring so many.
+    pub(super) fn found_blocks(
+        &self,
+        node: usize,
+        session: u64,
+        pool_blocks: u64,
+        (held, coming): (u64, u64),
+    ) -> u64 {
+        self.nodes[node].found_blocks(key(session), pool_blocks, held, coming)
     }
 
     /// A turn goes to this node: a prompt of so many blocks of 16 tokens, of which it has so many.
