@@ -312,6 +312,16 @@ impl Builder<'_> {
         }
     }
 
+    fn block_seconds(&self) -> GaugeVec {
+        let opts = self.opts(
+            "homing:kv_tier_block_seconds",
+            "Seconds until a KV block from a tier is in the pool, measured lately; 0: not yet.",
+        );
+        let seconds = GaugeVec::new(opts, &["tier"]).expect("the name is valid");
+        self.register(seconds.clone());
+        seconds
+    }
+
     fn tiers(&self) -> TierMetrics {
         let counters = |name: &str, help: &str| {
             let counters = IntCounterVec::new(self.opts(name, help), &["tier"]);
@@ -333,15 +343,6 @@ impl Builder<'_> {
             "homing:kv_tier_fetch_seconds_total",
             "Seconds of steps that went into copying KV blocks back.",
         );
-        let block_seconds = GaugeVec::new(
-            self.opts(
-                "homing:kv_tier_block_seconds",
-                "Seconds until a KV block from a tier is in the pool, measured lately; 0: not yet.",
-            ),
-            &["tier"],
-        )
-        .expect("the name is valid");
-        self.register(block_seconds.clone());
         let fetch_seconds = Counter::with_opts(seconds).expect("the name is valid");
         self.register(fetch_seconds.clone());
         TierMetrics {
@@ -361,7 +362,7 @@ impl Builder<'_> {
                 "homing:kv_tier_capacity_blocks",
                 "KV blocks that a tier below the pool has room for.",
             ),
-            block_seconds,
+            block_seconds: self.block_seconds(),
             stored: counters(
                 "homing:kv_tier_stored_total",
                 "KV blocks that went into a tier.",

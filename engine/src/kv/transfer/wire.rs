@@ -316,7 +316,7 @@ mod tests {
             (&theirs).write_all(&[MESSAGE]).expect("a kind");
             (&theirs).write_all(&announced).expect("a size");
             // Until the other side has had enough.
-            while (&theirs).write_all(&[b' ']).is_ok() {
+            while (&theirs).write_all(b" ").is_ok() {
                 std::thread::sleep(Duration::from_millis(5));
             }
         });
