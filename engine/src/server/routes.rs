@@ -187,7 +187,9 @@ fn models(app: &App) -> Result<Answer, ApiError> {
     let served = &app.ready()?.served;
     let model = json!({
         "id": &*served.model_id, "object": "model", "created": app.started_unix_seconds(),
-        "owned_by": "homing", "max_model_len": served.max_model_len, "token_ids": true,
+        "owned_by": "homing", "max_model_len": served.max_model_len,
+        // Whoever calls without a token may not name a prompt's tokens.
+        "token_ids": app.settings.token.is_some(),
     });
     Ok(json_answer(
         StatusCode::OK,

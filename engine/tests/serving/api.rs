@@ -31,6 +31,8 @@ fn a_node_says_what_it_serves() {
     let node = shared();
     assert_eq!(node.get("/health").status, 200);
     let models = node.get("/v1/models").json();
+    // Callers without a token may not name a prompt's tokens, and must not be led to try.
+    assert_eq!(models["data"][0]["token_ids"], false);
     assert_eq!(models["object"], "list");
     assert_eq!(models["data"][0]["id"], MODEL);
     assert_eq!(models["data"][0]["max_model_len"], 8192);
@@ -80,7 +82,9 @@ fn a_token_is_demanded_everywhere_but_at_health() {
         assert_eq!(node.send("GET", "/health", headers, b"").status, 200);
     }
     let right = format!("AUTHORIZATION: bearer {TOKEN}\r\n");
-    assert_eq!(node.send("GET", "/v1/models", &right, b"").status, 200);
+    let models = node.send("GET", "/v1/models", &right, b"");
+    assert_eq!(models.status, 200);
+    assert_eq!(models.json()["data"][0]["token_ids"], true);
 }
 
 #[test]

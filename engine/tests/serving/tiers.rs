@@ -23,6 +23,10 @@ fn a_history_that_the_pool_lost_is_served_from_host_memory() {
     let blocks = |name: &str| node.ready[name].as_u64().expect("a count");
     assert!(blocks("kv_host_blocks") > 3 * blocks("kv_blocks"));
     let first: Vec<_> = (0..8).map(|which| ask(&node, which)).collect();
+    assert!(
+        tier(&node, "block_seconds", "host") > 0.0,
+        "before anybody comes back"
+    );
     let again: Vec<_> = (0..8).map(|which| ask(&node, which)).collect();
     for (first, again) in first.iter().zip(&again) {
         assert_eq!(content(first), content(again));

@@ -30,6 +30,8 @@ pub fn worth_keeping(depth: u32, found: bool, carries: bool) -> bool {
 pub struct Rates {
     /// Milliseconds to copy one block back.
     fetch_ms: Option<f64>,
+    /// Milliseconds to copy one block out: about the same, and known before anybody comes back.
+    copied_ms: Option<f64>,
     /// Milliseconds to read one block from the disk.
     read_ms: Option<f64>,
     /// Milliseconds to compute one token of a prompt.
@@ -44,6 +46,7 @@ impl Rates {
     pub(crate) fn frozen() -> Self {
         Self {
             fetch_ms: Some(0.0),
+            copied_ms: None,
             read_ms: Some(0.0),
             compute_ms: Some(1.0),
             frozen: true,
@@ -53,6 +56,11 @@ impl Rates {
     /// Takes a measured copy of so many blocks.
     pub fn fetched(&mut self, blocks: usize, ms: f64) {
         self.note(|rates| &mut rates.fetch_ms, ms / blocks as f64);
+    }
+
+    /// Takes a measured copy of one block out of the pool.
+    pub fn copied(&mut self, ms: f64) {
+        self.note(|rates| &mut rates.copied_ms, ms);
     }
 
     /// Takes a measured read of one block from the disk.
@@ -67,7 +75,7 @@ impl Rates {
 
     /// Seconds until a block from host memory is in the pool; 0 where that has not been measured.
     pub fn host_block_s(&self) -> f64 {
-        self.fetch_ms.unwrap_or(0.0) / 1e3
+        self.fetch_ms.or(self.copied_ms).unwrap_or(0.0) / 1e3
     }
 
     /// Seconds until a block from the disk is in the pool; 0 where that has not been measured.
@@ -149,8 +157,13 @@ mod tests {
     #[test]
     fn fetch_or_compute() {
         let mut rates = Rates::default();
+        assert_eq!(rates.host_block_s(), 0.0);
+        rates.copied(5.0);
+        assert_eq!(rates.host_block_s(), 0.005, "until one has come back");
         assert!(rates.fetch_pays(), "tried, to learn what it costs");
         rates.fetched(10, 100.0);
+        assert_eq!(rates.host_block_s(), 0.01);
+        assert_eq!(rates.disk_block_s(), 0.0, "nothing was read");
         assert!(rates.fetch_pays(), "computing has no price yet");
         rates.computed(100, 100.0);
         assert!(rates.fetch_pays(), "10 ms against 16");

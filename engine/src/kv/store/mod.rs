@@ -20,6 +20,8 @@ pub mod disk;
 pub mod index;
 mod runs;
 
+use std::time::Instant;
+
 use cache_index::block::BlockHash;
 
 use crate::kv::pool::{Change, Evicted, Pool, Stored};
@@ -159,10 +161,12 @@ impl Store {
         };
         self.make_room(pool, blocks);
         let slot = self.host.insert(kept).expect("a tier has a slot");
+        let began = Instant::now();
         blocks.read_block(
             gone.block,
             slot_mut(&mut self.arena, self.block_bytes, slot),
         );
+        self.rates.copied(began.elapsed().as_secs_f64() * 1e3);
         self.moved.stored += 1;
         self.changes.push(TierChange {
             tier: Tier::Host,
