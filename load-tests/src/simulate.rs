@@ -103,6 +103,21 @@ pub struct Args {
     /// How fast each node reads from it, GB a second
     #[arg(long, value_name = "GB", default_value_t = 10.0)]
     pub store_gb_per_s: f64,
+    /// So many nodes compute prompts for the others; 0: all do everything
+    #[arg(long, value_name = "NODES", default_value_t = 0)]
+    pub prefill_nodes: usize,
+    /// How fast KV travels from one node to another, GB a second
+    #[arg(long, value_name = "GB", default_value_t = 10.0)]
+    pub handover_gb_per_s: f64,
+    /// Prompt tokens that one step computes at most; more than any prompt has: prompts are not cut
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048)]
+    pub chunk: u32,
+    /// A request is good whose first token comes by then, in milliseconds, …
+    #[arg(long, value_name = "MS", default_value_t = 5000.0)]
+    pub ttft_bound: f64,
+    /// … and whose later tokens take no longer each, on average
+    #[arg(long, value_name = "MS", default_value_t = 50.0)]
+    pub tpot_bound: f64,
     /// Runs at the same time; by default one for each processor
     #[arg(long)]
     pub jobs: Option<usize>,
@@ -143,6 +158,7 @@ pub fn run(args: &Args, mut progress: impl FnMut(&Report)) -> Result<Vec<Report>
     for (name, trace, mut scenario) in scenarios(args)? {
         scenario.fleet.host = tier(args.host_capacity, args.host_gb_per_s);
         scenario.fleet.store = tier(args.store_capacity, args.store_gb_per_s);
+        set_roles(&mut scenario, args)?;
         if !has_requests(&trace, &scenario) {
             return Err(flag("--slice", "holds no request of this trace"));
         }
@@ -192,6 +208,21 @@ pub fn read_trace(path: &Path) -> Result<Trace, LoadError> {
     let name = name.split('.').next().unwrap_or_default();
     Trace::read(name, BufReader::new(input))
         .map_err(|error| LoadError::program(path.display().to_string(), error.to_string()))
+}
+
+/// Who computes prompts, in which chunks, and what is good.
+fn set_roles(scenario: &mut Scenario, args: &Args) -> Result<(), LoadError> {
+    let nodes = scenario.fleet.nodes;
+    if args.prefill_nodes >= nodes {
+        let reason = format!("fewer than the {nodes} nodes: somebody has to answer");
+        return Err(flag("--prefill-nodes", reason));
+    }
+    scenario.fleet.prefill_nodes = args.prefill_nodes;
+    scenario.fleet.handover_gb_per_s = args.handover_gb_per_s;
+    scenario.fleet.params.chunk_tokens = f64::from(args.chunk);
+    scenario.ttft_bound_ms = args.ttft_bound;
+    scenario.tpot_bound_ms = args.tpot_bound;
+    Ok(())
 }
 
 /// A tier of this size; none of size 0.
@@ -266,7 +297,13 @@ fn check(args: &Args) -> Result<(), LoadError> {
             "one number for each region, none below 0",
         ));
     }
+    if args.chunk == 0 {
+        return Err(flag("--chunk", "at least 1 token"));
+    }
     let speeds = [
+        ("--handover-gb-per-s", args.handover_gb_per_s),
+        ("--ttft-bound", args.ttft_bound),
+        ("--tpot-bound", args.tpot_bound),
         ("--host-gb-per-s", args.host_gb_per_s),
         ("--store-gb-per-s", args.store_gb_per_s),
     ];

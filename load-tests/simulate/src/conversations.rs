@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use crate::engine::{Happened, Job, Node};
+use crate::engine::{Happened, Job, Node, Part};
 use crate::router::{Answer, Ask, Change, Router};
 use crate::scenario::Fleet;
 
@@ -166,6 +166,7 @@ impl<'a> Play<'a> {
             done_ms: f64::NAN,
         });
         let job = Job {
+            part: Part::Whole,
             id,
             blocks,
             prompt_tokens: next.prompt_tokens,
@@ -226,6 +227,8 @@ impl<'a> Play<'a> {
                 played.cached_tokens = cached_tokens / self.block_tokens * self.block_tokens;
                 router.first_token(at_ms, id, node, played.cached_tokens);
             }
+            // Nodes here do all of a request.
+            Happened::Computed { .. } => {}
             Happened::Finished {
                 at_ms,
                 id,

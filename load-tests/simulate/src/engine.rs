@@ -2,7 +2,8 @@
 //!
 //! A node computes one prompt at a time, first come first served, in chunks; all answers under way
 //! advance together, one token a step, and a step that also computes a chunk takes that much
-//! longer. One pool of blocks holds what running requests need (pinned) and, in what is left, the
+//! longer. A request can also be shared ([`Part`]): one node computes its prompt and keeps the
+//! blocks as cache, another one answers as soon as it has room for the KV that has come. One pool of blocks holds what running requests need (pinned) and, in what is left, the
 //! blocks of earlier prompts (see `pool`). A prompt starts when the pool can take it and its
 //! answer; until then it and all behind it wait.
 //!
@@ -11,6 +12,7 @@
 //! later. Left out on purpose: preemption, batches of several prompts, other orders than first come
 //! first served, and speculation. What lies below the pool is in [`tiers`].
 
+mod answers;
 mod look;
 mod node;
 pub(crate) mod pool;
@@ -104,6 +106,20 @@ pub struct Job {
     pub prompt_tokens: u32,
     /// Tokens of the answer, at least one.
     pub output_tokens: u32,
+    /// What of it is the node's.
+    pub part: Part,
+}
+
+/// What of a request a node does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Part {
+    /// All of it.
+    #[default]
+    Whole,
+    /// It computes the prompt, for another node.
+    Prompt,
+    /// It answers, from a prompt whose KV has come from another node.
+    Answer,
 }
 
 /// What a node has done, in the order in which it did it.
@@ -120,6 +136,19 @@ pub enum Happened {
         cached_tokens: u32,
         /// Of these, the ones that were fetched.
         fetched_tokens: u32,
+    },
+    /// The prompt is computed whose answer is another node's.
+    Computed {
+        /// When.
+        at_ms: f64,
+        /// Whose.
+        id: u32,
+        /// Tokens of the prompt that were not computed.
+        cached_tokens: u32,
+        /// Of these, the ones that were fetched.
+        fetched_tokens: u32,
+        /// For how long it was computed.
+        took_ms: f64,
     },
     /// An answer is complete.
     Finished {

@@ -45,6 +45,8 @@ pub struct Figures {
     pub within_10s: f64,
     /// Their number a second.
     pub within_10s_per_s: f64,
+    /// Completed requests a second that kept both bounds of the scenario.
+    pub good_per_s: f64,
     /// Requests without a first token at the end.
     pub unanswered: f64,
     /// Refusals by the gateway per request.
@@ -127,6 +129,7 @@ impl Figures {
             within_2s: ratio(within(2_000.0), requests),
             within_10s: ratio(within(10_000.0), requests),
             within_10s_per_s: within(10_000.0) / seconds,
+            good_per_s: begun.iter().filter(|o| is_good(scenario, o)).count() as f64 / seconds,
             unanswered: requests - begun.len() as f64,
             refusals: ratio(refusals, requests),
             far: share(begun.iter().filter(|o| o.is_far).count()),
@@ -155,6 +158,7 @@ impl Figures {
             within_2s: mean(|f| f.within_2s),
             within_10s: mean(|f| f.within_10s),
             within_10s_per_s: mean(|f| f.within_10s_per_s),
+            good_per_s: mean(|f| f.good_per_s),
             unanswered: mean(|f| f.unanswered),
             refusals: mean(|f| f.refusals),
             far: mean(|f| f.far),
@@ -166,6 +170,14 @@ impl Figures {
 
 fn ttft_ms(outcome: &Outcome, horizon_ms: f64) -> f64 {
     outcome.first_token_ms.unwrap_or(horizon_ms) - outcome.came_ms
+}
+
+fn is_good(scenario: &Scenario, outcome: &Outcome) -> bool {
+    let tokens_in_time = match tpot_ms(outcome) {
+        Some(ms) => ms <= scenario.tpot_bound_ms,
+        None => outcome.done_ms.is_some(),
+    };
+    tokens_in_time && ttft_ms(outcome, scenario.horizon_ms) <= scenario.ttft_bound_ms
 }
 
 fn tpot_ms(outcome: &Outcome) -> Option<f64> {

@@ -13,7 +13,7 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashSet};
 use std::sync::Arc;
 
-use crate::engine::{Happened, Job, Node};
+use crate::engine::{Happened, Job, Node, Part};
 use crate::ideal::Ideal;
 use crate::load::{Arrivals, Coming};
 use crate::router::{Answer, Ask, Change, Router};
@@ -42,8 +42,10 @@ pub struct Outcome {
     pub cached_tokens: u32,
     /// Of these, the ones that it fetched from a slower tier.
     pub fetched_tokens: u32,
-    /// Where it was sent.
+    /// Where it was sent: the node that answers.
     pub node: Option<usize>,
+    /// The node that computes its prompt for that one.
+    pub prefill_node: Option<usize>,
     /// When its first token reached the client.
     pub first_token_ms: Option<f64>,
     /// When its answer was complete.
@@ -82,6 +84,7 @@ enum What {
     Comes(Coming),
     ComesAgain(u32),
     ReachesNode(u32),
+    KvArrives(u32),
     NodeIsDue { node: usize, version: u64 },
     FirstTokenSeen { id: u32, cached_tokens: u32 },
     EndSeen(u32),
@@ -181,6 +184,11 @@ impl<'a> Play<'a> {
             }
             What::ComesAgain(id) => self.route(id, router),
             What::ReachesNode(id) => self.enqueue(id, router),
+            What::KvArrives(id) => {
+                if let Some(node) = self.outcomes[id as usize].node {
+                    self.give(id, node, Part::Answer, router);
+                }
+            }
             What::NodeIsDue { node, version } if self.versions[node] == version => {
                 self.advance(node, router);
             }
@@ -211,6 +219,7 @@ impl<'a> Play<'a> {
             cached_tokens: 0,
             fetched_tokens: 0,
             node: None,
+            prefill_node: None,
             first_token_ms: None,
             done_ms: None,
             refusals: 0,
@@ -256,6 +265,10 @@ impl<'a> Play<'a> {
                 let again_ms = self.now_ms + retry_after_ms.max(RETRY_MS_MIN);
                 self.foresee(again_ms, What::ComesAgain(id));
             }
+            Answer::Pair { prefill, decode } => {
+                self.outcomes[id as usize].prefill_node = Some(prefill);
+                self.carry_out(id, Answer::Send(decode), router);
+            }
             Answer::Send(node) => {
                 let outcome = &mut self.outcomes[id as usize];
                 outcome.node = Some(node);
@@ -280,14 +293,22 @@ impl<'a> Play<'a> {
 
     fn enqueue(&mut self, id: u32, router: &mut dyn Router) {
         let outcome = &self.outcomes[id as usize];
-        let Some(node) = outcome.node else {
-            return;
-        };
+        match (outcome.prefill_node, outcome.node) {
+            (Some(node), _) => self.give(id, node, Part::Prompt, router),
+            (None, Some(node)) => self.give(id, node, Part::Whole, router),
+            (None, None) => {}
+        }
+    }
+
+    /// A node gets its part of a request.
+    fn give(&mut self, id: u32, node: usize, part: Part, router: &mut dyn Router) {
+        let outcome = &self.outcomes[id as usize];
         let job = Job {
             id,
             blocks: self.live[id as usize].blocks.clone(),
             prompt_tokens: outcome.prompt_tokens,
             output_tokens: outcome.output_tokens,
+            part,
         };
         self.nodes[node].enqueue(self.now_ms, job);
         self.advance(node, router);
@@ -335,10 +356,27 @@ impl<'a> Play<'a> {
                 let seen_ms = at_ms + self.half_round_trip_ms(id);
                 let outcome = &mut self.outcomes[id as usize];
                 outcome.first_token_ms = Some(seen_ms);
-                outcome.cached_tokens = cached_tokens;
-                outcome.fetched_tokens = fetched_tokens;
+                if outcome.prefill_node.is_none() {
+                    outcome.cached_tokens = cached_tokens;
+                    outcome.fetched_tokens = fetched_tokens;
+                }
+                let cached_tokens = outcome.cached_tokens;
                 let what = What::FirstTokenSeen { id, cached_tokens };
                 self.at(seen_ms, what, router);
+            }
+            Happened::Computed {
+                at_ms,
+                id,
+                cached_tokens,
+                fetched_tokens,
+                took_ms,
+            } => {
+                let outcome = &mut self.outcomes[id as usize];
+                outcome.cached_tokens = cached_tokens;
+                outcome.fetched_tokens = fetched_tokens;
+                router.computed(at_ms, id, node);
+                let tail_ms = self.handover_left_ms(id, took_ms);
+                self.at(at_ms + tail_ms, What::KvArrives(id), router);
             }
             Happened::Finished { at_ms, id, .. } => {
                 let seen_ms = at_ms + self.half_round_trip_ms(id);
@@ -346,6 +384,20 @@ impl<'a> Play<'a> {
                 self.at(seen_ms, What::EndSeen(id), router);
             }
         }
+    }
+
+    /// What is left of a handover when the prompt is computed: KV travels meanwhile, layer by layer, so
+    /// that at least the last chunk's is still to come.
+    fn handover_left_ms(&self, id: u32, took_ms: f64) -> f64 {
+        let outcome = &self.outcomes[id as usize];
+        let fleet = &self.scenario.fleet;
+        let held = outcome.node.map_or(0, |node| {
+            let blocks = self.nodes[node].overlap(&self.live[id as usize].blocks);
+            fleet.params.cached_tokens(blocks, outcome.prompt_tokens)
+        });
+        let moved = f64::from(outcome.prompt_tokens) - f64::from(held);
+        let last = moved.min(fleet.params.chunk_tokens);
+        (fleet.handover_ms(moved) - took_ms).max(fleet.handover_ms(last))
     }
 
     /// What happens now is handled now, not behind other events of this moment.

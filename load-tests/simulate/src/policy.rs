@@ -391,6 +391,7 @@ fn hold(values: &mut Values<'_>) -> policies::hold::Params {
 
 fn homing(fleet: &Fleet, values: &mut Values<'_>) -> Homing {
     let place = |node: usize| Place {
+        role: fleet.role_of(node),
         region: fleet.region_of(node),
         capacity_blocks: fleet.capacity as u64,
     };
@@ -400,6 +401,7 @@ fn homing(fleet: &Fleet, values: &mut Values<'_>) -> Homing {
         round_trip_ms: fleet.round_trips_ms.clone(),
         fetch: fleet.fetch_costs(),
         tiers: fleet.slow_tiers(),
+        handover: fleet.handover(),
     };
     let mut settings = Settings {
         knowledge: Knowledge::Events,

@@ -25,6 +25,13 @@ pub struct Ask<'a> {
 pub enum Answer {
     /// It goes to this node now.
     Send(usize),
+    /// Two nodes share it.
+    Pair {
+        /// The one that computes its prompt.
+        prefill: usize,
+        /// The one that answers.
+        decode: usize,
+    },
     /// It waits in the gateway; the router gives it back from [`Router::release`].
     Hold,
     /// The client is told to come again after this many milliseconds.
@@ -63,6 +70,9 @@ pub trait Router {
 
     /// A node's cache has changed. An index that hears of it later than this must delay it itself.
     fn changed(&mut self, _now_ms: f64, _node: usize, _change: &Change<'_>) {}
+
+    /// A node has computed the prompt of a request that two share.
+    fn computed(&mut self, _now_ms: f64, _id: u32, _node: usize) {}
 
     /// The first token of a request has come.
     fn first_token(&mut self, _now_ms: f64, _id: u32, _node: usize, _cached_tokens: u32) {}

@@ -2,7 +2,7 @@
 
 use cache_index::block::BLOCK_TOKENS;
 use policies::hold::{SlowTier, served};
-use policies::view::FetchCosts;
+use policies::view::{FetchCosts, Handover, Role};
 
 use crate::engine::tiers::{Store, TierParams};
 use crate::engine::{Node, Params};
@@ -20,6 +20,10 @@ pub struct Fleet {
     pub host: Option<TierParams>,
     /// A store that all nodes share.
     pub store: Option<TierParams>,
+    /// So many nodes, the first ones, compute prompts for the others; 0: all do everything.
+    pub prefill_nodes: usize,
+    /// How fast KV travels from one node to another, GB a second.
+    pub handover_gb_per_s: f64,
     /// Regions; the nodes are dealt out in order, evenly.
     pub regions: usize,
     /// Round trips between different regions, ms, see [`Fleet::round_trip_ms`].
@@ -29,6 +33,30 @@ pub struct Fleet {
 }
 
 impl Fleet {
+    /// What a node does for a request.
+    pub fn role_of(&self, node: usize) -> Role {
+        match self.prefill_nodes {
+            0 => Role::Mixed,
+            first if node < first => Role::Prefill,
+            _ => Role::Decode,
+        }
+    }
+
+    /// How nodes of other roles than mixed hand KV over; none where all do everything.
+    pub fn handover(&self) -> Option<Handover> {
+        (self.prefill_nodes > 0).then_some(Handover {
+            protocol: "simulated",
+            bytes_per_token: self.params.kv_bytes_per_token,
+            bytes_per_s: self.handover_gb_per_s * 1e9,
+            overlaps_prefill: true,
+        })
+    }
+
+    /// How long the KV of so many tokens travels, ms.
+    pub fn handover_ms(&self, tokens: f64) -> f64 {
+        tokens * self.params.kv_bytes_per_token / (self.handover_gb_per_s * 1e6)
+    }
+
     /// The region of a node.
     pub fn region_of(&self, node: usize) -> usize {
         node * self.regions / self.nodes
@@ -131,6 +159,10 @@ pub struct Scenario {
     pub region_weights: Vec<f64>,
     /// The share of sessions that roam: three requests in ten come from another region.
     pub roam: f64,
+    /// A request is good whose first token comes by then, ms, …
+    pub ttft_bound_ms: f64,
+    /// … and whose later ones take no longer each, on average, ms.
+    pub tpot_bound_ms: f64,
     /// Longer pauses of a user are cut to this, ms.
     pub think_ms_max: f64,
     /// Open loop: each session starts up to so much later, ms.

@@ -100,6 +100,8 @@ impl Setup {
                 capacity: self.capacity,
                 host: None,
                 store: None,
+                prefill_nodes: 0,
+                handover_gb_per_s: 10.0,
                 regions: self.regions,
                 round_trips_ms: self.round_trips_ms.clone(),
                 seed,
@@ -111,6 +113,8 @@ impl Setup {
             warm_ms: self.warm_s.unwrap_or(natural_warm_s) * 1000.0,
             region_weights: weights,
             roam: self.roam,
+            ttft_bound_ms: 5000.0,
+            tpot_bound_ms: 50.0,
             think_ms_max: 900_000.0,
             jitter_ms: 30_000.0,
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cache_index::block::{BLOCK_TOKENS, BlockHash, creditable_blocks};
 use serde::Serialize;
-use simulate::engine::{Happened, Job, Node as Model};
+use simulate::engine::{Happened, Job, Node as Model, Part};
 use tokio::sync::watch;
 
 use super::blocks::Blocks;
@@ -136,6 +136,7 @@ impl State {
             .use_chain(&asked.chain, &asked.tokens, asked.salt.as_ref());
         let length = |count: usize| u32::try_from(count).unwrap_or(u32::MAX).max(1);
         let job = Job {
+            part: Part::Whole,
             id,
             blocks: path[..asked.prompt_blocks].into(),
             prompt_tokens: length(asked.prompt_tokens),
@@ -285,6 +286,8 @@ impl State {
             Happened::FirstToken {
                 id, cached_tokens, ..
             } => self.first_token(id, cached_tokens),
+            // It does all of a request.
+            Happened::Computed { .. } => {}
             Happened::Finished { id, .. } => ended.extend(self.finished(now_ms, id)),
         }
     }

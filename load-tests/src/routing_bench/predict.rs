@@ -143,6 +143,8 @@ fn fleet(args: &Args, cell: Cell) -> scenario::Fleet {
         capacity: cell.capacity,
         host: None,
         store: None,
+        prefill_nodes: 0,
+        handover_gb_per_s: 10.0,
         regions: 1,
         round_trips_ms: Vec::new(),
         seed: args.seed,
@@ -153,6 +155,7 @@ fn nodes(fleet: &scenario::Fleet) -> homing::Fleet {
     let place = homing::Place {
         region: 0,
         capacity_blocks: fleet.capacity as u64,
+        role: fleet.role_of(0),
     };
     homing::Fleet {
         nodes: vec![place; fleet.nodes],
@@ -160,6 +163,7 @@ fn nodes(fleet: &scenario::Fleet) -> homing::Fleet {
         round_trip_ms: Vec::new(),
         fetch: fleet.fetch_costs(),
         tiers: fleet.slow_tiers(),
+        handover: None,
     }
 }
 

@@ -26,7 +26,7 @@ impl Node {
 
     /// Requests in its queue.
     pub fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len() + self.arrived.len()
     }
 
     /// Answers under way.
@@ -36,7 +36,7 @@ impl Node {
 
     /// Requests that are here: in the queue, in prefill, in decode.
     pub fn in_flight(&self) -> usize {
-        self.waiting.len() + usize::from(self.prefill.is_some()) + self.running.len()
+        self.waiting() + usize::from(self.prefill.is_some()) + self.running.len()
     }
 
     /// The share of the pool that running requests hold.

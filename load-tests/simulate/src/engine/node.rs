@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::pool::{Pool, Touched};
 use super::tiers::{Source, Store, Tier, TierParams, Tiers};
-use super::{Happened, Job, Params};
+use super::{Happened, Job, Params, Part};
 
 /// What is nearer than this is now. A nanosecond: above the rounding of a clock that has run for
 /// weeks, far below anything the model tells apart.
-const NOW_MS: f64 = 1e-6;
+pub(super) const NOW_MS: f64 = 1e-6;
 
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
@@ -31,6 +31,7 @@ pub(super) struct Prefill {
     /// Until blocks from a slower tier are here.
     pub(super) transfer_ms: f64,
     pub(super) fetched_tokens: u32,
+    pub(super) began_ms: f64,
     pub(super) left_tokens: f64,
     pub(super) token_ms: f64,
 }
@@ -87,6 +88,8 @@ pub struct Node {
     pub(super) now_ms: f64,
     pub(super) waiting: VecDeque<Waiting>,
     pub(super) waiting_ms: f64,
+    /// Requests whose KV has come, and for which there is no room yet.
+    pub(super) arrived: VecDeque<Job>,
     pub(super) prefill: Option<Prefill>,
     pub(super) running: BinaryHeap<Decode>,
     pub(super) context_tokens: f64,
@@ -112,6 +115,7 @@ impl Node {
             now_ms: 0.0,
             waiting: VecDeque::new(),
             waiting_ms: 0.0,
+            arrived: VecDeque::new(),
             prefill: None,
             running: BinaryHeap::new(),
             context_tokens: 0.0,
@@ -147,6 +151,11 @@ impl Node {
     /// with the next [`Node::advance`].
     pub fn enqueue(&mut self, now_ms: f64, job: Job) {
         self.settle(now_ms);
+        if job.part == Part::Answer {
+            self.arrived.push_back(job);
+            self.join_arrived();
+            return;
+        }
         let prefill_ms = self.source(&job, &job.blocks).total_ms;
         self.waiting_ms += prefill_ms;
         self.waiting.push_back(Waiting { job, prefill_ms });
@@ -178,6 +187,7 @@ impl Node {
             self.settle(work);
             self.end_prefill();
             self.end_answers();
+            self.join_arrived();
             self.start_next();
         }
         self.settle(now_ms);
@@ -209,6 +219,7 @@ impl Node {
         self.settle(now_ms);
         self.coming.retain(|c| c.id != id);
         let found = self.cancel_waiting(id) || self.cancel_prefill(id) || self.cancel_answer(id);
+        self.join_arrived();
         self.start_next();
         found
     }
@@ -287,7 +298,7 @@ impl Node {
         Some(self.now_ms + (steps * self.step_ms()).max(0.0))
     }
 
-    fn tell_first_tokens(&mut self, until_ms: f64) {
+    pub(super) fn tell_first_tokens(&mut self, until_ms: f64) {
         while let Some(next) = (0..self.coming.len())
             .min_by(|a, b| self.coming[*a].at_ms.total_cmp(&self.coming[*b].at_ms))
             .filter(|i| self.coming[*i].at_ms <= until_ms)
@@ -307,7 +318,7 @@ impl Node {
         }
     }
 
-    fn tell_removed(&mut self, tier: Tier, blocks: Vec<u32>) {
+    pub(super) fn tell_removed(&mut self, tier: Tier, blocks: Vec<u32>) {
         if !blocks.is_empty() {
             self.happened.push(Happened::Removed {
                 at_ms: self.now_ms,
@@ -346,7 +357,10 @@ impl Node {
         let usable = job.blocks.len().min(self.pool.capacity() - 2);
         let hit = self.pool.overlap(&job.blocks[..usable]);
         let source = self.source(job, &job.blocks[..usable]);
-        let answer_blocks = self.params.answer_blocks(job.output_tokens);
+        let answer_blocks = match job.part {
+            Part::Prompt => 0,
+            Part::Whole | Part::Answer => self.params.answer_blocks(job.output_tokens),
+        };
         let new_blocks = usable - hit;
         let pins = self.pool.pin(&job.blocks[..hit]);
         // With no answer under way nothing will ever give blocks back, so it starts regardless.
@@ -375,6 +389,7 @@ impl Node {
             answer_blocks,
             transfer_ms: source.transfer_ms,
             fetched_tokens: cached_tokens - in_pool_tokens,
+            began_ms: self.now_ms,
             left_tokens: prompt - cached,
             token_ms: self.params.token_ms((prompt + cached) / 2.0),
             job,
@@ -406,80 +421,21 @@ impl Node {
             });
         }
         self.write_down(&done.job.blocks);
-        // An answer's context grows from the prompt's to the prompt's and its own: the middle.
-        let output = f64::from(done.job.output_tokens);
-        let context_tokens = f64::from(done.job.prompt_tokens) + output / 2.0;
-        self.context_tokens += context_tokens;
-        self.running.push(Decode {
-            id: done.job.id,
-            ends_at_step: self.steps + output,
-            output_tokens: done.job.output_tokens,
-            context_tokens,
-            prompt_blocks: done.job.blocks.len(),
-            answer_blocks: done.answer_blocks,
-            pins: done.pins,
-        });
-        self.coming.push(ComingToken {
-            at_ms: self.now_ms + self.step_ms(),
-            id: done.job.id,
-            cached_tokens: done.cached_tokens,
-            fetched_tokens: done.fetched_tokens,
-        });
-    }
-
-    fn end_answers(&mut self) {
-        while let Some(first) = self.running.peek() {
-            if (first.ends_at_step - self.steps) * self.step_ms() > NOW_MS {
-                break;
-            }
-            let Some(done) = self.running.pop() else {
-                break;
-            };
-            // Its first token may be due a rounding error later.
-            if let Some(coming) = self.coming.iter_mut().find(|c| c.id == done.id) {
-                coming.at_ms = coming.at_ms.min(self.now_ms);
-                self.tell_first_tokens(self.now_ms);
-            }
-            self.let_go(&done);
-            self.happened.push(Happened::Finished {
+        if done.job.part == Part::Prompt {
+            self.pool.unpin(&done.pins);
+            self.happened.push(Happened::Computed {
                 at_ms: self.now_ms,
-                id: done.id,
-                output_tokens: done.output_tokens,
+                id: done.job.id,
+                cached_tokens: done.cached_tokens,
+                fetched_tokens: done.fetched_tokens,
+                took_ms: self.now_ms - done.began_ms,
             });
+            return;
         }
-    }
-
-    fn let_go(&mut self, done: &Decode) {
-        self.context_tokens = (self.context_tokens - done.context_tokens).max(0.0);
-        self.pool.unpin(&done.pins);
-        self.pool.unreserve(done.answer_blocks);
-    }
-
-    fn cancel_waiting(&mut self, id: u32) -> bool {
-        let Some(place) = self.waiting.iter().position(|w| w.job.id == id) else {
-            return false;
-        };
-        if let Some(gone) = self.waiting.remove(place) {
-            self.waiting_ms = (self.waiting_ms - gone.prefill_ms).max(0.0);
-        }
-        true
-    }
-
-    fn cancel_prefill(&mut self, id: u32) -> bool {
-        let Some(gone) = self.prefill.take_if(|p| p.job.id == id) else {
-            return false;
-        };
-        self.pool.unreserve(gone.new_blocks + gone.answer_blocks);
-        self.pool.unpin(&gone.pins);
-        true
-    }
-
-    fn cancel_answer(&mut self, id: u32) -> bool {
-        let Some(gone) = self.running.iter().find(|d| d.id == id).cloned() else {
-            return false;
-        };
-        self.running.retain(|d| d.id != id);
-        self.let_go(&gone);
-        true
+        self.begin_answer(
+            &done.job,
+            (done.answer_blocks, done.pins),
+            (done.cached_tokens, done.fetched_tokens),
+        );
     }
 }

@@ -12,6 +12,7 @@ fn job(id: u32, blocks: &[u32], prompt_tokens: u32, output_tokens: u32) -> Job {
         blocks: Arc::from(blocks),
         prompt_tokens,
         output_tokens,
+        part: Part::Whole,
     }
 }
 
@@ -132,6 +133,7 @@ fn being_late_changes_nothing_but_when_it_is_told() {
 fn told(happened: &Happened) -> (&'static str, u32, f64) {
     match happened {
         Happened::FirstToken { at_ms, id, .. } => ("first token", *id, *at_ms),
+        Happened::Computed { at_ms, id, .. } => ("computed", *id, *at_ms),
         Happened::Finished { at_ms, id, .. } => ("finished", *id, *at_ms),
         Happened::Stored { at_ms, path, .. } => ("stored", path[0], *at_ms),
         Happened::Removed { at_ms, blocks, .. } => ("removed", blocks.len() as u32, *at_ms),
@@ -388,4 +390,51 @@ fn nodes_share_a_store_where_that_is_quicker() {
             "it is in the pool"
         );
     }
+}
+
+/// Would an answer whose KV has come begin without room for it, never begin, or keep its room?
+#[test]
+fn an_answer_from_another_nodes_prompt_waits_for_room() {
+    let shared = |id: u32, part| Job {
+        part,
+        ..job(
+            id,
+            &[id * 10, id * 10 + 1, id * 10 + 2, id * 10 + 3],
+            2048,
+            100,
+        )
+    };
+    let params = Params::default();
+    let mut node = Node::new(params, 9);
+    node.enqueue(0.0, shared(1, Part::Answer));
+    node.enqueue(0.0, shared(2, Part::Answer));
+    assert_eq!(
+        (node.running(), node.waiting(), node.in_flight()),
+        (1, 1, 2)
+    );
+    let happened = run_out(&mut node);
+    // Nothing is computed: a step for each token, and the second one after the first.
+    let step_ms = 12.0 + 0.08 + 1.5e-5 * (2048.0 + 50.0);
+    close(first_token(&happened, 1).expect("begins").0, step_ms);
+    close(finished_ms(&happened, 1).expect("ends"), 100.0 * step_ms);
+    close(
+        first_token(&happened, 2).expect("begins").0,
+        101.0 * step_ms,
+    );
+    close(node.prefill_busy_ms(), 0.0);
+    assert_eq!(node.overlap(&[20, 21, 22, 23]), 4, "it stays as cache");
+    assert_eq!(node.pool_available(), 9);
+    // Whoever leaves gives it up, wherever it is.
+    node.enqueue(50_000.0, shared(3, Part::Answer));
+    node.enqueue(50_000.0, shared(4, Part::Answer));
+    node.enqueue(50_000.0, shared(5, Part::Prompt));
+    for id in [4, 3, 5] {
+        assert!(node.cancel(50_001.0, id), "request {id} is here");
+    }
+    assert_eq!((node.in_flight(), node.pool_available()), (0, 9));
+    assert!(
+        run_out(&mut node)
+            .iter()
+            .all(|h| finished_ms(std::slice::from_ref(h), 3).is_none())
+    );
 }

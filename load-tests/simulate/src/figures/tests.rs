@@ -15,6 +15,7 @@ fn outcome(came_ms: f64, first_token_ms: Option<f64>, done_ms: Option<f64>) -> O
         cached_tokens: if first_token_ms.is_some() { 500 } else { 0 },
         fetched_tokens: 0,
         node: Some(0),
+        prefill_node: None,
         first_token_ms,
         done_ms,
         refusals: 1,

@@ -15,6 +15,8 @@ fn scenario(regions: usize) -> Scenario {
             capacity: 100,
             host: None,
             store: None,
+            prefill_nodes: 0,
+            handover_gb_per_s: 10.0,
             regions,
             round_trips_ms: vec![100.0],
             seed: 1,
@@ -29,6 +31,8 @@ fn scenario(regions: usize) -> Scenario {
         warm_ms: 0.0,
         region_weights: vec![1.0, 0.0],
         roam: 0.0,
+        ttft_bound_ms: 5000.0,
+        tpot_bound_ms: 50.0,
         think_ms_max: 900_000.0,
         jitter_ms: 0.0,
     }
@@ -52,6 +56,7 @@ struct Scripted {
     releases: Vec<(f64, u32, Answer)>,
     routed: Vec<(f64, u32)>,
     first_tokens: Vec<(f64, u32)>,
+    computed: Vec<(f64, u32, usize)>,
     ended: Vec<(f64, u32)>,
 }
 
@@ -61,6 +66,10 @@ impl Router for Scripted {
         let answers = self.answers.iter_mut().find(|(id, _)| *id == ask.id);
         let answer = answers.and_then(|(_, answers)| answers.pop_front());
         answer.unwrap_or(Answer::Send(0))
+    }
+
+    fn computed(&mut self, now_ms: f64, id: u32, node: usize) {
+        self.computed.push((now_ms, id, node));
     }
 
     fn first_token(&mut self, now_ms: f64, id: u32, _node: usize, _cached_tokens: u32) {
@@ -218,4 +227,71 @@ fn a_users_next_turn_comes_a_pause_after_the_answer() {
         }
     }
     assert!(pairs > 40);
+}
+
+/// Would a shared request take another time than its parts, or its prompt be computed twice?
+#[test]
+fn two_nodes_share_a_request() {
+    let pair = Answer::Pair {
+        prefill: 0,
+        decode: 1,
+    };
+    let mut router = Scripted {
+        answers: vec![(0, [pair].into())],
+        ..Scripted::default()
+    };
+    let scenario = scenario(1);
+    let run = run(&trace(1), &scenario, &mut router);
+    let outcome = &run.outcomes[0];
+    assert_eq!((outcome.prefill_node, outcome.node), (Some(0), Some(1)));
+    // 600 tokens in their share of a step, their KV at 10 GB a second, and a step with one answer.
+    let prefill_ms = 600.0 * (0.05 * (1.0 + 300.0 / 100_000.0) + 12.0 / 2048.0);
+    let handover_ms = 600.0 * 160_000.0 / 10e9 * 1000.0;
+    let step_ms = 12.0 + 0.08 + 1.5e-5 * (600.0 + 10.0);
+    let expected_ms = prefill_ms + handover_ms + step_ms;
+    assert!((ttft_ms(outcome) - expected_ms).abs() < 1e-6, "{outcome:?}");
+    assert_eq!(router.computed.len(), 1);
+    let (at_ms, id, node) = router.computed[0];
+    assert_eq!((id, node), (0, 0));
+    assert!((at_ms - outcome.came_ms - prefill_ms).abs() < 1e-6);
+    assert!((run.busy_ms[0] - prefill_ms).abs() < 1e-6);
+    assert!(run.busy_ms[1].abs() < 1e-9);
+    assert_eq!(router.ended.len(), 1);
+}
+
+/// Would KV that travels while the prompt is computed still cost its whole time, or nothing at all?
+#[test]
+fn a_handover_hides_behind_the_prefill() {
+    let text = "{\"name\":\"t\",\"block\":512,\"mode\":\"open\"}\n[0,0,6000,20,-1,0,-1,0,11]\n";
+    let trace = Trace::read("t", text.as_bytes()).expect("a valid trace");
+    let after_ms = |gb_per_s: f64| {
+        let pair = Answer::Pair {
+            prefill: 0,
+            decode: 1,
+        };
+        let mut router = Scripted {
+            answers: vec![(0, [pair].into())],
+            ..Scripted::default()
+        };
+        let mut scenario = scenario(1);
+        scenario.fleet.handover_gb_per_s = gb_per_s;
+        let run = run(&trace, &scenario, &mut router);
+        let began_ms = run.outcomes[0].first_token_ms.expect("it began");
+        let (computed_ms, ..) = router.computed[0];
+        (began_ms - computed_ms, run.busy_ms[0])
+    };
+    let step_ms = 12.0 + 0.08 + 1.5e-5 * (6000.0 + 10.0);
+    let ms = |tokens: f64, gb_per_s: f64| tokens * 160_000.0 / (gb_per_s * 1e6);
+    // A quick link is idle most of the time: the last chunk is all that is still to come.
+    let (quick_ms, _) = after_ms(10.0);
+    assert!(
+        (quick_ms - step_ms - ms(2048.0, 10.0)).abs() < 1e-6,
+        "{quick_ms}"
+    );
+    // A slow one is busy from the start.
+    let (slow_ms, prefill_ms) = after_ms(1.0);
+    assert!(
+        (slow_ms - step_ms - (ms(6000.0, 1.0) - prefill_ms)).abs() < 1e-6,
+        "{slow_ms}"
+    );
 }

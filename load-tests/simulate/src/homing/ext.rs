@@ -7,7 +7,7 @@
 
 use serde::Deserialize;
 
-use policies::view::FetchCosts;
+use policies::view::{FetchCosts, Role};
 
 use super::{Fleet, Homing, Knowledge, Place, Settings};
 use crate::engine::tiers::Tier;
@@ -106,6 +106,7 @@ impl Session {
         {
             let regions = regions.max(1);
             let place = |node: usize| Place {
+                role: Role::Mixed,
                 region: node * regions / nodes.max(1),
                 capacity_blocks,
             };
@@ -116,6 +117,7 @@ impl Session {
                 // The protocol does not tell of tiers.
                 fetch: FetchCosts::default(),
                 tiers: Vec::new(),
+                handover: None,
             };
             self.homing = Some(Homing::new(fleet, self.settings.clone()));
             return Ok(None);
@@ -148,9 +150,10 @@ fn told(homing: &mut Homing, message: Message) -> Result<Option<String>, ExtErro
                 blocks: &blocks,
             };
             let offered: Vec<usize> = nodes.iter().map(|node| node.id).collect();
-            let node = homing
+            let chosen = homing
                 .choose(t_ms, &ask, &offered)
                 .ok_or(ExtError::Order("a request came without a node to choose"))?;
+            let node = chosen.node;
             return Ok(Some(format!("{{\"node\":{node}}}")));
         }
         Message::FirstToken {

@@ -144,7 +144,11 @@ fn node_of(started: Start) -> Option<usize> {
 }
 
 impl Router for Gated {
-    fn route(&mut self, now_ms: f64, ask: &Ask<'_>, _nodes: &[Node]) -> Answer {
+    fn route(&mut self, now_ms: f64, ask: &Ask<'_>, nodes: &[Node]) -> Answer {
+        if self.homing.fleet.handover.is_some() {
+            // Nobody has one place where prompts and answers are computed apart.
+            return self.homing.route(now_ms, ask, nodes);
+        }
         let offered: Vec<usize> = (0..self.homing.nodes.len()).collect();
         let chain = self.homing.paths.chain(ask.blocks);
         let decided = self
@@ -187,6 +191,10 @@ impl Router for Gated {
 
     fn changed(&mut self, now_ms: f64, node: usize, change: &Change<'_>) {
         self.homing.changed(now_ms, node, change);
+    }
+
+    fn computed(&mut self, now_ms: f64, id: u32, node: usize) {
+        self.homing.computed(now_ms, id, node);
     }
 
     fn first_token(&mut self, now_ms: f64, id: u32, node: usize, cached_tokens: u32) {

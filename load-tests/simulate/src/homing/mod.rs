@@ -11,6 +11,7 @@
 //! [`ext`] lets an outside simulator score the same router.
 
 pub mod ext;
+mod flights;
 pub mod gate;
 mod paths;
 mod sessions;
@@ -21,16 +22,19 @@ use std::sync::Arc;
 use cache_index::approximate::{self, Approximate};
 use cache_index::block::{BLOCK_TOKENS, BlockHash};
 use cache_index::event::{EventBatch, KvEvent};
-use cache_index::expected::{self, Expected, Ticket};
+use cache_index::expected::{self, Expected};
 use cache_index::ids::NodeId;
 use cache_index::index::{Index, Limits};
 use cache_index::tiers::Tiers;
 use policies::hold::SlowTier;
-use policies::load::{NodeLoad, Sent};
+use policies::load::NodeLoad;
 use policies::output::OutputLengths;
 use policies::pick::{Decision, Params, decide};
-use policies::view::{FetchCosts, NodeState, NodeView, RequestView, Role, SessionKey, Splits};
+use policies::view::{
+    FetchCosts, Handover, NodeState, NodeView, RequestView, Role, SessionKey, Splits,
+};
 
+use self::flights::Flight;
 use self::paths::Paths;
 use self::sessions::Sessions;
 use crate::engine::Node;
@@ -44,6 +48,8 @@ pub struct Place {
     pub region: usize,
     /// Trace blocks in its pool.
     pub capacity_blocks: u64,
+    /// What it does for a request.
+    pub role: Role,
 }
 
 /// The nodes of a simulation.
@@ -59,6 +65,8 @@ pub struct Fleet {
     pub fetch: FetchCosts,
     /// Each node's slower tiers, as the gate counts them.
     pub tiers: Vec<SlowTier>,
+    /// How nodes of other roles than mixed hand KV over.
+    pub handover: Option<Handover>,
 }
 
 impl Fleet {
@@ -136,14 +144,13 @@ impl Settings {
     }
 }
 
-/// A request that a node has and has not finished.
-#[derive(Debug)]
-struct Flight {
-    node: usize,
-    session: u64,
-    chain: Arc<[BlockHash]>,
-    ticket: Option<Ticket>,
-    sent: approximate::Sent,
+/// Where a request goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Chosen {
+    /// The node that answers.
+    pub node: usize,
+    /// The node that computes the prompt for it, if that is another one.
+    pub prefill: Option<usize>,
 }
 
 /// What is known of one node.
@@ -227,11 +234,13 @@ impl Homing {
 
     /// Chooses among the nodes offered and counts the request as sent there; none where none is
     /// offered.
-    pub fn choose(&mut self, now_ms: f64, ask: &Ask<'_>, offered: &[usize]) -> Option<usize> {
+    pub fn choose(&mut self, now_ms: f64, ask: &Ask<'_>, offered: &[usize]) -> Option<Chosen> {
         let decided = self.decide(now_ms, ask, offered)?;
         let node = *self.numbers.get(&decided.decision.node)?;
         self.dispatch(now_ms, ask, node, &decided);
-        Some(node)
+        let prefill = self.flights.get(&ask.id)?.prefill.as_ref();
+        let prefill = prefill.map(|computes| computes.node);
+        Some(Chosen { node, prefill })
     }
 
     fn decide(&mut self, now_ms: f64, ask: &Ask<'_>, offered: &[usize]) -> Option<Decided> {
@@ -263,7 +272,10 @@ impl Homing {
             session: SessionKey(u128::from(ask.session)),
             bound: bound.map(|node| self.nodes[node].id.clone()),
             excluded: Vec::new(),
-            splits: Splits::No,
+            splits: match self.fleet.handover {
+                Some(_) => Splits::Yes,
+                None => Splits::No,
+            },
         };
         let decision = decide(&request, &views, &self.settings.params).ok()?;
         Some(Decided {
@@ -350,8 +362,8 @@ impl Homing {
             arrivals_per_s: load.arrivals_per_s(now_ms),
             busy_share: load.busy_share(now_ms),
             kept_ms: self.sessions.kept_ms(now_ms, number, ask, pool_blocks),
-            role: Role::Mixed,
-            handover: None,
+            role: place.role,
+            handover: self.fleet.handover.filter(|_| place.role != Role::Mixed),
             needs_partner: false,
             decoding_requests: load.decoding(),
         }
@@ -365,65 +377,6 @@ impl Homing {
         let last = load.requests() * self.fleet.block_tokens;
         let tokens = load.prefill_tokens(now_ms) + load.decode_tokens() + last;
         tokens.div_ceil(BLOCK_TOKENS as u64)
-    }
-
-    fn dispatch(&mut self, now_ms: f64, ask: &Ask<'_>, node: usize, decided: &Decided) {
-        let Decided {
-            chain,
-            expected,
-            request,
-            decision,
-        } = decided;
-        let known = &mut self.nodes[node];
-        let alone = chain.len() - expected[node];
-        let sent = Sent {
-            cached_tokens: decision.expected_cached_tokens,
-            fetch_ms: decision.fetched().ms,
-            prompt_tokens: request.prompt_tokens,
-            output_tokens: request.output_tokens_expected,
-            pool_blocks: (alone * self.fleet.per_block()) as u64,
-        };
-        known.load.dispatched(now_ms, u64::from(ask.id), sent);
-        let blocks = (chain.len() * self.fleet.per_block()) as u64;
-        let overlap = decision.expected_cached_tokens / BLOCK_TOKENS as u64;
-        self.sessions
-            .bind(now_ms, ask.session, node, (blocks, overlap));
-        let flight = Flight {
-            node,
-            session: ask.session,
-            chain: Arc::clone(chain),
-            ticket: self.expected.add(&known.id, chain),
-            sent: self.guess.sent(&known.id, chain),
-        };
-        self.flights.insert(ask.id, flight);
-    }
-
-    /// A request's first token has come, and with it the tokens that its node read from cache.
-    pub fn on_first_token(&mut self, now_ms: f64, id: u32, cached_tokens: u32) {
-        let Some(flight) = self.flights.get(&id) else {
-            return;
-        };
-        let known = &mut self.nodes[flight.node];
-        known.load.first_token(now_ms, u64::from(id));
-        if self.settings.knowledge == Knowledge::Usage {
-            // The last token is always computed, so a prompt held whole is reported one short.
-            let cached = u64::from(cached_tokens).div_ceil(self.fleet.block_tokens);
-            let cached = usize::try_from(cached).unwrap_or(usize::MAX);
-            self.guess
-                .served(&known.id, &flight.chain, flight.sent, Some(cached));
-        }
-    }
-
-    /// A request has ended.
-    pub fn on_finished(&mut self, now_ms: f64, id: u32, output_tokens: u32) {
-        let Some(flight) = self.flights.remove(&id) else {
-            return;
-        };
-        self.nodes[flight.node].load.ended(now_ms, u64::from(id));
-        self.outputs.learn(flight.session, u64::from(output_tokens));
-        if let Some(ticket) = flight.ticket {
-            self.expected.end(ticket);
-        }
     }
 
     /// A node holds these consecutive blocks of one path now.
@@ -458,7 +411,11 @@ impl Router for Homing {
     fn route(&mut self, now_ms: f64, ask: &Ask<'_>, nodes: &[Node]) -> Answer {
         let offered: Vec<usize> = (0..nodes.len()).collect();
         match self.choose(now_ms, ask, &offered) {
-            Some(node) => Answer::Send(node),
+            Some(Chosen {
+                node: decode,
+                prefill: Some(prefill),
+            }) => Answer::Pair { prefill, decode },
+            Some(Chosen { node, .. }) => Answer::Send(node),
             None => Answer::Refuse {
                 retry_after_ms: 1000.0,
             },
@@ -474,6 +431,10 @@ impl Router for Homing {
             }
             Change::Removed { tier, blocks } => self.on_removed(node, *tier, blocks),
         }
+    }
+
+    fn computed(&mut self, now_ms: f64, id: u32, _node: usize) {
+        self.on_computed(now_ms, id);
     }
 
     fn first_token(&mut self, now_ms: f64, id: u32, _node: usize, cached_tokens: u32) {

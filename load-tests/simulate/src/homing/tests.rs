@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::ext::Session;
-use policies::view::FetchCosts;
+use policies::view::{FetchCosts, Handover, Role};
 
 use super::{Fleet, Homing, Knowledge, Place, Settings};
 use crate::engine::tiers::Tier;
@@ -13,6 +13,7 @@ fn fleet(nodes: usize) -> Fleet {
     let place = Place {
         region: 0,
         capacity_blocks: 3000,
+        role: Role::Mixed,
     };
     Fleet {
         nodes: vec![place; nodes],
@@ -20,6 +21,7 @@ fn fleet(nodes: usize) -> Fleet {
         round_trip_ms: Vec::new(),
         fetch: FetchCosts::default(),
         tiers: Vec::new(),
+        handover: None,
     }
 }
 
@@ -120,7 +122,8 @@ fn a_burst_of_siblings_goes_together_and_all_is_given_back() {
         .map(|id| {
             let blocks = sibling(id);
             let ask = ask(id, u64::from(id), &blocks);
-            homing.choose(0.0, &ask, &[0, 1, 2, 3]).expect("four nodes")
+            let chosen = homing.choose(0.0, &ask, &[0, 1, 2, 3]);
+            chosen.expect("four nodes").node
         })
         .collect();
     assert_eq!(chosen, [chosen[0]; 4], "nobody has told of any block yet");
@@ -141,7 +144,7 @@ fn without_events_usage_is_learnt_from() {
     let blocks: Vec<u32> = (0..50).collect();
     let turn = |homing: &mut Homing, id: u32, cached_tokens| {
         let ask = ask(id, 1, &blocks);
-        let node = homing.choose(0.0, &ask, &[0, 1]).expect("two nodes");
+        let node = homing.choose(0.0, &ask, &[0, 1]).expect("two nodes").node;
         homing.on_first_token(1000.0, id, cached_tokens);
         homing.on_finished(2000.0, id, 50);
         node
@@ -210,4 +213,68 @@ fn every_parameter_has_a_name_for_tuning() {
         (7.0, 1.0)
     );
     assert!(!settings.set("c", 1.0));
+}
+
+#[test]
+fn what_two_nodes_share_counts_at_both_until_it_is_done() {
+    let place = |role| Place {
+        region: 0,
+        capacity_blocks: 3000,
+        role,
+    };
+    let fleet = Fleet {
+        nodes: vec![place(Role::Prefill), place(Role::Decode)],
+        handover: Some(Handover {
+            protocol: "simulated",
+            bytes_per_token: 160_000.0,
+            bytes_per_s: 1e10,
+            overlaps_prefill: true,
+        }),
+        ..fleet(0)
+    };
+    let mut homing = Homing::new(
+        fleet,
+        Settings {
+            knowledge: Knowledge::Events,
+            ..Settings::default()
+        },
+    );
+    let blocks: Vec<u32> = (0..50).collect();
+    let in_flight = |homing: &Homing| {
+        [0, 1].map(|at: usize| {
+            let load = &homing.nodes[at].load;
+            (load.prefill_tokens(0.0) > 0, load.requests())
+        })
+    };
+    let chosen = homing.choose(0.0, &ask(0, 1, &blocks), &[0, 1]);
+    let pair = super::Chosen {
+        node: 1,
+        prefill: Some(0),
+    };
+    assert_eq!(chosen, Some(pair));
+    assert_eq!(in_flight(&homing), [(true, 1), (false, 1)]);
+    homing.on_computed(500.0, 0);
+    homing.on_computed(500.0, 0);
+    assert_eq!(in_flight(&homing), [(false, 0), (false, 1)]);
+    homing.on_first_token(600.0, 0, 0);
+    homing.on_finished(900.0, 0, 20);
+    assert_eq!(in_flight(&homing), [(false, 0), (false, 0)]);
+    assert_eq!(
+        homing.sessions.node(1),
+        Some(1),
+        "it is bound to the node that answers"
+    );
+    assert!(
+        homing
+            .expected
+            .overlap(&homing.paths.chain(&blocks))
+            .is_empty()
+    );
+    // What the node that answers has already is not worth two requests.
+    homing.on_stored(1, Tier::Device, &blocks);
+    let chosen = homing.choose(1000.0, &ask(1, 1, &blocks), &[0, 1]);
+    assert_eq!(
+        chosen.map(|chosen| (chosen.node, chosen.prefill)),
+        Some((1, None))
+    );
 }

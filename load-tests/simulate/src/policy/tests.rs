@@ -12,6 +12,8 @@ fn fleet(nodes: usize) -> Fleet {
         capacity: 100,
         host: None,
         store: None,
+        prefill_nodes: 0,
+        handover_gb_per_s: 10.0,
         regions: 1,
         round_trips_ms: Vec::new(),
         seed: 1,

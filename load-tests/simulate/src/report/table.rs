@@ -27,7 +27,7 @@ pub fn table(report: &Report) -> String {
         .max(6);
     let _ = writeln!(
         text,
-        "  {:width$} {:>8} {:>7} {:>6} {:>8} {:>8} {:>8} {:>8} {:>6} {:>6} {:>6} {:>7} {:>7} {:>6} {:>6}",
+        "  {:width$} {:>8} {:>7} {:>6} {:>8} {:>8} {:>8} {:>8} {:>6} {:>7} {:>6} {:>6} {:>7} {:>7} {:>6} {:>6}",
         "policy",
         "requests",
         "done/s",
@@ -37,6 +37,7 @@ pub fn table(report: &Report) -> String {
         "p90",
         "p99",
         "tpot90",
+        "good/s",
         "busy",
         "max/mn",
         "in 2 s",
@@ -64,7 +65,7 @@ fn line(text: &mut String, row: &Row, width: usize) {
     let f = &row.mean;
     let _ = writeln!(
         text,
-        "  {:width$} {:>8.0} {:>7.2} {:>6.4} {:>8.0} {:>8.0} {:>8.0} {:>8.0} {:>6.1} {:>6.3} \
+        "  {:width$} {:>8.0} {:>7.2} {:>6.4} {:>8.0} {:>8.0} {:>8.0} {:>8.0} {:>6.1} {:>7.3} {:>6.3} \
          {:>6.2} {:>7.4} {:>7.4} {:>6.2} {:>6.1}",
         row.label,
         f.requests,
@@ -75,6 +76,7 @@ fn line(text: &mut String, row: &Row, width: usize) {
         f.ttft_p90_ms,
         f.ttft_p99_ms,
         f.tpot_p90_ms,
+        f.good_per_s,
         f.busy,
         f.balance,
         f.within_2s,
