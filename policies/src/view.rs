@@ -75,7 +75,8 @@ pub struct NodeView {
     /// Network round trip from this gateway.
     pub round_trip_ms: f64,
     /// Uncached prompt tokens that were sent there and are not computed yet, each weighted with its
-    /// context ([`crate::load::weighted_tokens`]).
+    /// context ([`crate::load::weighted_tokens`]); what is to be fetched from slower tiers first counts as
+    /// the tokens that could be computed meanwhile.
     pub inflight_prefill_tokens: u64,
     /// Output tokens that its running requests are still expected to produce.
     pub inflight_decode_tokens: u64,

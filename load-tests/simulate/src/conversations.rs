@@ -9,10 +9,9 @@
 #[cfg(test)]
 mod tests;
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::sync::Arc;
 
+use crate::agenda::Agenda;
 use crate::engine::{Happened, Job, Node, Part};
 use crate::router::{Answer, Ask, Change, Router};
 use crate::scenario::Fleet;
@@ -54,12 +53,11 @@ pub struct Played {
 /// Plays all of them to their ends; turns in the order in which they were sent.
 ///
 /// # Panics
-/// If the router holds or refuses a turn.
+/// If the router does not send every turn to one node at once.
 pub fn play(fleet: &Fleet, conversations: &[Vec<Turn>], router: &mut dyn Router) -> Vec<Played> {
     let mut play = Play::new(fleet, conversations);
-    while let Some(Reverse(event)) = play.events.pop() {
-        play.now_ms = f64::from_bits(event.at_ms_bits);
-        match event.what {
+    while let Some(what) = play.agenda.next_until(f64::INFINITY) {
+        match what {
             What::Due { conversation, turn } => play.send(conversation, turn, router),
             What::Node { node, version } if play.versions[node] == version => {
                 play.advance(node, router);
@@ -70,7 +68,7 @@ pub fn play(fleet: &Fleet, conversations: &[Vec<Turn>], router: &mut dyn Router)
     play.played
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum What {
     Due {
         conversation: usize,
@@ -83,23 +81,12 @@ enum What {
     },
 }
 
-/// In the order of time; equal times in the order in which they were foreseen.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Event {
-    /// Times are never below 0, so their bits are ordered as they are.
-    at_ms_bits: u64,
-    number: u64,
-    what: What,
-}
-
 struct Play<'a> {
     conversations: &'a [Vec<Turn>],
     block_tokens: u32,
     nodes: Vec<Node>,
     versions: Vec<u64>,
-    events: BinaryHeap<Reverse<Event>>,
-    next_number: u64,
-    now_ms: f64,
+    agenda: Agenda<What>,
     played: Vec<Played>,
 }
 
@@ -110,9 +97,7 @@ impl<'a> Play<'a> {
             block_tokens: fleet.params.block_tokens,
             nodes: fleet.build(),
             versions: vec![0; fleet.nodes],
-            events: BinaryHeap::new(),
-            next_number: 0,
-            now_ms: 0.0,
+            agenda: Agenda::default(),
             played: Vec::new(),
         };
         for conversation in 0..conversations.len() {
@@ -121,25 +106,17 @@ impl<'a> Play<'a> {
         play
     }
 
-    fn foresee(&mut self, at_ms: f64, what: What) {
-        self.next_number += 1;
-        self.events.push(Reverse(Event {
-            at_ms_bits: at_ms.max(0.0).to_bits(),
-            number: self.next_number,
-            what,
-        }));
-    }
-
     fn foresee_turn(&mut self, conversation: usize, turn: usize) {
         if let Some(next) = self.conversations[conversation].get(turn) {
-            let due_ms = self.now_ms + next.pause_ms;
-            self.foresee(due_ms, What::Due { conversation, turn });
+            let due_ms = self.agenda.now_ms() + next.pause_ms;
+            self.agenda
+                .foresee(due_ms, What::Due { conversation, turn });
         }
     }
 
     fn send(&mut self, conversation: usize, turn: usize, router: &mut dyn Router) {
         for node in &mut self.nodes {
-            node.settle(self.now_ms);
+            node.settle(self.agenda.now_ms());
         }
         let next = &self.conversations[conversation][turn];
         let blocks: Arc<[u32]> = next.path[..next.prompt_blocks].into();
@@ -152,7 +129,7 @@ impl<'a> Play<'a> {
             output_tokens: next.output_tokens,
             blocks: &blocks,
         };
-        let node = match router.route(self.now_ms, &ask, &self.nodes) {
+        let node = match router.route(self.agenda.now_ms(), &ask, &self.nodes) {
             Answer::Send(node) => node,
             answer => unreachable!("a router that sends at once answered {answer:?}"),
         };
@@ -161,7 +138,7 @@ impl<'a> Play<'a> {
             turn,
             node,
             cached_tokens: 0,
-            due_ms: self.now_ms,
+            due_ms: self.agenda.now_ms(),
             first_token_ms: f64::NAN,
             done_ms: f64::NAN,
         });
@@ -172,7 +149,7 @@ impl<'a> Play<'a> {
             prompt_tokens: next.prompt_tokens,
             output_tokens: next.output_tokens,
         };
-        self.nodes[node].enqueue(self.now_ms, job);
+        self.nodes[node].enqueue(self.agenda.now_ms(), job);
         self.advance(node, router);
     }
 
@@ -180,7 +157,7 @@ impl<'a> Play<'a> {
     fn advance(&mut self, node: usize, router: &mut dyn Router) {
         loop {
             // What an answer leaves in the cache comes with the next look.
-            let happened = self.nodes[node].advance(self.now_ms);
+            let happened = self.nodes[node].advance(self.agenda.now_ms());
             if happened.is_empty() {
                 break;
             }
@@ -191,30 +168,16 @@ impl<'a> Play<'a> {
         self.versions[node] += 1;
         if let Some(due_ms) = self.nodes[node].next_ms() {
             let version = self.versions[node];
-            self.foresee(due_ms, What::Node { node, version });
+            self.agenda.foresee(due_ms, What::Node { node, version });
         }
     }
 
     fn pass_on(&mut self, node: usize, happened: Happened, router: &mut dyn Router) {
+        if let Some((at_ms, change)) = Change::of(&happened) {
+            router.changed(at_ms, node, &change);
+        }
         match happened {
-            Happened::Stored {
-                at_ms,
-                tier,
-                path,
-                from,
-                to,
-            } => {
-                let path = &path[..to];
-                router.changed(at_ms, node, &Change::Stored { tier, path, from });
-            }
-            Happened::Removed {
-                at_ms,
-                tier,
-                blocks,
-            } => {
-                let blocks = &blocks;
-                router.changed(at_ms, node, &Change::Removed { tier, blocks });
-            }
+            Happened::Stored { .. } | Happened::Removed { .. } => {}
             Happened::FirstToken {
                 at_ms,
                 id,
@@ -241,7 +204,7 @@ impl<'a> Play<'a> {
                 } = *played;
                 let done = &self.conversations[conversation][turn];
                 if done.path.len() > done.prompt_blocks {
-                    self.nodes[node].keep(self.now_ms, &done.path);
+                    self.nodes[node].keep(self.agenda.now_ms(), &done.path);
                 }
                 router.finished(at_ms, id, node, output_tokens);
                 self.foresee_turn(conversation, turn + 1);

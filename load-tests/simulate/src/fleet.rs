@@ -1,7 +1,6 @@
 //! What happens when this policy routes this load? The event loop.
 //!
-//! Events in the order of their times; equal times in the order in which they were foreseen. A
-//! request comes, the router answers at once: it goes to a node (half a round trip away), waits in
+//! A request comes, the router answers at once: it goes to a node (half a round trip away), waits in
 //! the gateway, or is refused and comes again later. Cache changes reach the router at once, first
 //! tokens and ends half a round trip after they left the node, and so do the client. The router
 //! sees all nodes as they are at that moment.
@@ -9,10 +8,10 @@
 #[cfg(test)]
 mod tests;
 
-use std::cmp::Ordering;
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
+use crate::agenda::Agenda;
 use crate::engine::{Happened, Job, Node, Part};
 use crate::ideal::Ideal;
 use crate::load::{Arrivals, Coming};
@@ -68,12 +67,8 @@ pub struct Run {
 /// Plays a scenario to its horizon.
 pub fn run(trace: &Trace, scenario: &Scenario, router: &mut dyn Router) -> Run {
     let mut play = Play::new(trace, scenario);
-    while let Some(event) = play.events.pop() {
-        if event.at_ms > scenario.horizon_ms {
-            break;
-        }
-        play.now_ms = event.at_ms;
-        play.handle(event.what, router);
+    while let Some(what) = play.agenda.next_until(scenario.horizon_ms) {
+        play.handle(what, router);
         play.release(router);
     }
     play.end()
@@ -91,34 +86,6 @@ enum What {
     Wake,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Event {
-    at_ms: f64,
-    number: u64,
-    what: What,
-}
-
-impl PartialEq for Event {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-impl Eq for Event {}
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Event {
-    /// The earliest is the greatest, as a heap wants it.
-    fn cmp(&self, other: &Self) -> Ordering {
-        other
-            .at_ms
-            .total_cmp(&self.at_ms)
-            .then(other.number.cmp(&self.number))
-    }
-}
-
 /// What the loop needs of a request beside its outcome.
 struct Live {
     coming: Coming,
@@ -134,9 +101,7 @@ struct Play<'a> {
     nodes: Vec<Node>,
     /// A node's foreseen event counts only while nothing else has happened to the node.
     versions: Vec<u64>,
-    events: BinaryHeap<Event>,
-    next_number: u64,
-    now_ms: f64,
+    agenda: Agenda<What>,
     live: Vec<Live>,
     outcomes: Vec<Outcome>,
     held: HashSet<u32>,
@@ -153,27 +118,16 @@ impl<'a> Play<'a> {
             ideal: Ideal::default(),
             nodes: scenario.fleet.build(),
             versions: vec![0; scenario.fleet.nodes],
-            events: BinaryHeap::new(),
-            next_number: 0,
-            now_ms: 0.0,
+            agenda: Agenda::default(),
             live: Vec::new(),
             outcomes: Vec::new(),
             held: HashSet::new(),
             next_wake_ms: f64::INFINITY,
         };
         for coming in coming {
-            play.foresee(coming.at_ms, What::Comes(coming));
+            play.agenda.foresee(coming.at_ms, What::Comes(coming));
         }
         play
-    }
-
-    fn foresee(&mut self, at_ms: f64, what: What) {
-        self.next_number += 1;
-        self.events.push(Event {
-            at_ms,
-            number: self.next_number,
-            what,
-        });
     }
 
     fn handle(&mut self, what: What, router: &mut dyn Router) {
@@ -195,7 +149,7 @@ impl<'a> Play<'a> {
             What::NodeIsDue { .. } => {}
             What::FirstTokenSeen { id, cached_tokens } => {
                 if let Some(node) = self.outcomes[id as usize].node {
-                    router.first_token(self.now_ms, id, node, cached_tokens);
+                    router.first_token(self.agenda.now_ms(), id, node, cached_tokens);
                 }
             }
             What::EndSeen(id) => self.end_seen(id, router),
@@ -211,7 +165,7 @@ impl<'a> Play<'a> {
             .overlap_then_add(&blocks, self.arrivals.blocks_end());
         let params = &self.scenario.fleet.params;
         self.outcomes.push(Outcome {
-            came_ms: self.now_ms,
+            came_ms: self.agenda.now_ms(),
             session: u64::from(coming.play),
             prompt_tokens: request.prompt_tokens,
             output_tokens: request.output_tokens,
@@ -244,14 +198,14 @@ impl<'a> Play<'a> {
             output_tokens: outcome.output_tokens,
             blocks: &live.blocks,
         };
-        let answer = router.route(self.now_ms, &ask, &self.nodes);
+        let answer = router.route(self.agenda.now_ms(), &ask, &self.nodes);
         self.carry_out(id, answer, router);
     }
 
     /// Brings the view of every node up to now.
     fn settle(&mut self) {
         for node in &mut self.nodes {
-            node.settle(self.now_ms);
+            node.settle(self.agenda.now_ms());
         }
     }
 
@@ -262,8 +216,8 @@ impl<'a> Play<'a> {
             }
             Answer::Refuse { retry_after_ms } => {
                 self.outcomes[id as usize].refusals += 1;
-                let again_ms = self.now_ms + retry_after_ms.max(RETRY_MS_MIN);
-                self.foresee(again_ms, What::ComesAgain(id));
+                let again_ms = self.agenda.now_ms() + retry_after_ms.max(RETRY_MS_MIN);
+                self.agenda.foresee(again_ms, What::ComesAgain(id));
             }
             Answer::Pair { prefill, decode } => {
                 self.outcomes[id as usize].prefill_node = Some(prefill);
@@ -275,7 +229,8 @@ impl<'a> Play<'a> {
                 outcome.is_far = self.live[id as usize].region != self.nodes[node].region();
                 let half_ms = self.half_round_trip_ms(id);
                 if half_ms > 0.0 {
-                    self.foresee(self.now_ms + half_ms, What::ReachesNode(id));
+                    self.agenda
+                        .foresee(self.agenda.now_ms() + half_ms, What::ReachesNode(id));
                 } else {
                     self.enqueue(id, router);
                 }
@@ -310,43 +265,29 @@ impl<'a> Play<'a> {
             output_tokens: outcome.output_tokens,
             part,
         };
-        self.nodes[node].enqueue(self.now_ms, job);
+        self.nodes[node].enqueue(self.agenda.now_ms(), job);
         self.advance(node, router);
     }
 
     /// Lets a node act up to now, passes on what it did and foresees what it will do.
     fn advance(&mut self, node: usize, router: &mut dyn Router) {
-        for happened in self.nodes[node].advance(self.now_ms) {
+        for happened in self.nodes[node].advance(self.agenda.now_ms()) {
             self.pass_on(node, happened, router);
         }
         self.versions[node] += 1;
         if let Some(due_ms) = self.nodes[node].next_ms() {
             let version = self.versions[node];
-            self.foresee(due_ms, What::NodeIsDue { node, version });
+            self.agenda
+                .foresee(due_ms, What::NodeIsDue { node, version });
         }
     }
 
     fn pass_on(&mut self, node: usize, happened: Happened, router: &mut dyn Router) {
+        if let Some((at_ms, change)) = Change::of(&happened) {
+            router.changed(at_ms, node, &change);
+        }
         match happened {
-            Happened::Stored {
-                at_ms,
-                tier,
-                path,
-                from,
-                to,
-            } => {
-                let path = &path[..to];
-                let change = Change::Stored { tier, path, from };
-                router.changed(at_ms, node, &change);
-            }
-            Happened::Removed {
-                at_ms,
-                tier,
-                blocks,
-            } => {
-                let blocks = &blocks;
-                router.changed(at_ms, node, &Change::Removed { tier, blocks });
-            }
+            Happened::Stored { .. } | Happened::Removed { .. } => {}
             Happened::FirstToken {
                 at_ms,
                 id,
@@ -402,8 +343,8 @@ impl<'a> Play<'a> {
 
     /// What happens now is handled now, not behind other events of this moment.
     fn at(&mut self, at_ms: f64, what: What, router: &mut dyn Router) {
-        if at_ms > self.now_ms {
-            self.foresee(at_ms, what);
+        if at_ms > self.agenda.now_ms() {
+            self.agenda.foresee(at_ms, what);
         } else {
             self.handle(what, router);
         }
@@ -412,13 +353,13 @@ impl<'a> Play<'a> {
     fn end_seen(&mut self, id: u32, router: &mut dyn Router) {
         let outcome = &self.outcomes[id as usize];
         if let Some(node) = outcome.node {
-            router.finished(self.now_ms, id, node, outcome.output_tokens);
+            router.finished(self.agenda.now_ms(), id, node, outcome.output_tokens);
         }
         let live = &mut self.live[id as usize];
         live.blocks = Arc::from([]);
         let Coming { request, play, .. } = live.coming;
-        for coming in self.arrivals.ended(request, play, self.now_ms) {
-            self.foresee(coming.at_ms, What::Comes(coming));
+        for coming in self.arrivals.ended(request, play, self.agenda.now_ms()) {
+            self.agenda.foresee(coming.at_ms, What::Comes(coming));
         }
     }
 
@@ -427,15 +368,15 @@ impl<'a> Play<'a> {
             return;
         }
         self.settle();
-        for (id, answer) in router.release(self.now_ms, &self.nodes) {
+        for (id, answer) in router.release(self.agenda.now_ms(), &self.nodes) {
             assert!(self.held.remove(&id), "request {id} released, not held");
             self.carry_out(id, answer, router);
         }
         if let Some(wake_ms) = router.wake_ms() {
-            let wake_ms = wake_ms.max(self.now_ms + WAKE_MS_MIN);
+            let wake_ms = wake_ms.max(self.agenda.now_ms() + WAKE_MS_MIN);
             if wake_ms < self.next_wake_ms {
                 self.next_wake_ms = wake_ms;
-                self.foresee(wake_ms, What::Wake);
+                self.agenda.foresee(wake_ms, What::Wake);
             }
         }
     }

@@ -10,6 +10,7 @@
 //! a policy ([`baselines`], the product's own, or one [`outside`] of this program), [`figures`]
 //! sums up. [`conversations`] plays known conversations in place of a trace.
 
+mod agenda;
 pub mod baselines;
 pub mod compare;
 pub mod conversations;

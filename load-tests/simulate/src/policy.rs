@@ -15,7 +15,7 @@ use crate::baselines::load_only::{LeastOutstanding, RoundRobin};
 use crate::baselines::oracle::{Cost, Oracle};
 use crate::baselines::sticky::{Key, Sticky};
 use crate::homing::gate::Gated;
-use crate::homing::{Homing, Knowledge, Place, Settings};
+use crate::homing::{Homing, Knowledge, Settings};
 use crate::router::Router;
 use crate::scenario::Fleet;
 
@@ -390,23 +390,10 @@ fn hold(values: &mut Values<'_>) -> policies::hold::Params {
 }
 
 fn homing(fleet: &Fleet, values: &mut Values<'_>) -> Homing {
-    let place = |node: usize| Place {
-        role: fleet.role_of(node),
-        region: fleet.region_of(node),
-        capacity_blocks: fleet.capacity as u64,
-    };
-    let nodes = crate::homing::Fleet {
-        nodes: (0..fleet.nodes).map(place).collect(),
-        block_tokens: u64::from(fleet.params.block_tokens),
-        round_trip_ms: fleet.round_trips_ms.clone(),
-        fetch: fleet.fetch_costs(),
-        tiers: fleet.slow_tiers(),
-        handover: fleet.handover(),
-    };
     let mut settings = Settings {
         knowledge: Knowledge::Events,
         ..Settings::default()
     };
     values.take(|key, value| settings.set(key, value));
-    Homing::new(nodes, settings)
+    Homing::new(fleet.into(), settings)
 }

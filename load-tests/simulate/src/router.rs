@@ -1,7 +1,7 @@
 //! What does a policy see of a request, and what may it answer?
 
-use crate::engine::Node;
 use crate::engine::tiers::Tier;
+use crate::engine::{Happened, Node};
 
 /// One request at the moment of a decision.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +60,33 @@ pub enum Change<'a> {
         /// Which.
         blocks: &'a [u32],
     },
+}
+
+impl<'a> Change<'a> {
+    /// The change that this is, if it is one, and when.
+    pub(crate) fn of(happened: &'a Happened) -> Option<(f64, Self)> {
+        match happened {
+            Happened::Stored {
+                at_ms,
+                tier,
+                path,
+                from,
+                to,
+            } => {
+                let (tier, path, from) = (*tier, &path[..*to], *from);
+                Some((*at_ms, Self::Stored { tier, path, from }))
+            }
+            Happened::Removed {
+                at_ms,
+                tier,
+                blocks,
+            } => {
+                let tier = *tier;
+                Some((*at_ms, Self::Removed { tier, blocks }))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// A routing policy. `nodes` is the exact state: oracles read all of it, an honest policy only what

@@ -33,6 +33,25 @@ pub struct Fleet {
 }
 
 impl Fleet {
+    /// So many nodes that do everything, in one region, each with a pool of so many blocks and nothing
+    /// below it.
+    pub fn alike(params: Params, nodes: usize, capacity: usize) -> Self {
+        /// Several TCP streams on a link of 100 Gbit/s.
+        const HANDOVER_GB_PER_S: f64 = 10.0;
+        Self {
+            params,
+            nodes,
+            capacity,
+            host: None,
+            store: None,
+            prefill_nodes: 0,
+            handover_gb_per_s: HANDOVER_GB_PER_S,
+            regions: 1,
+            round_trips_ms: Vec::new(),
+            seed: 1,
+        }
+    }
+
     /// What a node does for a request.
     pub fn role_of(&self, node: usize) -> Role {
         match self.prefill_nodes {

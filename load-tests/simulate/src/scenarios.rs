@@ -95,16 +95,10 @@ impl Setup {
         };
         Scenario {
             fleet: Fleet {
-                params: Params::default(),
-                nodes: self.nodes,
-                capacity: self.capacity,
-                host: None,
-                store: None,
-                prefill_nodes: 0,
-                handover_gb_per_s: 10.0,
                 regions: self.regions,
                 round_trips_ms: self.round_trips_ms.clone(),
                 seed,
+                ..Fleet::alike(Params::default(), self.nodes, self.capacity)
             },
             load: self.load,
             slice,

@@ -16,7 +16,7 @@ use cache_index::block::{BLOCK_TOKENS, BlockHash, Namespace, creditable_blocks, 
 use serde_json::json;
 use simulate::conversations::{Played, Turn, play};
 use simulate::engine::Params;
-use simulate::homing::{self, Homing, Knowledge, Settings};
+use simulate::homing::{Homing, Knowledge, Settings};
 use simulate::scenario;
 
 use super::figures::Sample;
@@ -55,7 +55,7 @@ impl Predictor {
         let conversations = sessions.iter().map(conversation);
         let conversations: Vec<Vec<Turn>> = conversations.collect::<Result<_, _>>()?;
         let fleet = fleet(args, cell);
-        let mut router = Homing::new(nodes(&fleet), settings);
+        let mut router = Homing::new((&fleet).into(), settings);
         let played = play(&fleet, &conversations, &mut router);
         Ok(Some(sample(&fleet, &conversations, &played, args.speed)))
     }
@@ -137,33 +137,10 @@ fn hastened(pace: Params, speed: f64) -> Params {
 }
 
 fn fleet(args: &Args, cell: Cell) -> scenario::Fleet {
+    let params = hastened(pace(args.prefill_rate), args.speed);
     scenario::Fleet {
-        params: hastened(pace(args.prefill_rate), args.speed),
-        nodes: usize::from(args.nodes),
-        capacity: cell.capacity,
-        host: None,
-        store: None,
-        prefill_nodes: 0,
-        handover_gb_per_s: 10.0,
-        regions: 1,
-        round_trips_ms: Vec::new(),
         seed: args.seed,
-    }
-}
-
-fn nodes(fleet: &scenario::Fleet) -> homing::Fleet {
-    let place = homing::Place {
-        region: 0,
-        capacity_blocks: fleet.capacity as u64,
-        role: fleet.role_of(0),
-    };
-    homing::Fleet {
-        nodes: vec![place; fleet.nodes],
-        block_tokens: u64::from(fleet.params.block_tokens),
-        round_trip_ms: Vec::new(),
-        fetch: fleet.fetch_costs(),
-        tiers: fleet.slow_tiers(),
-        handover: None,
+        ..scenario::Fleet::alike(params, usize::from(args.nodes), cell.capacity)
     }
 }
 

@@ -4,7 +4,7 @@ use super::*;
 
 const HELLO: &str = r#"{"type":"hello","nodes":3,"regions":1,"block_tokens":512,"capacity_blocks":100,"rtt_ms":[],"prefill_tokens_per_s":20000,"seed":7}"#;
 
-fn session(name: &str, given: &[(&str, &str)]) -> Session {
+fn try_session(name: &str, given: &[(&str, &str)]) -> Result<Session, String> {
     let (_, build) = POLICIES
         .iter()
         .find(|(known, _)| *known == name)
@@ -12,7 +12,11 @@ fn session(name: &str, given: &[(&str, &str)]) -> Session {
     let given = given
         .iter()
         .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
-    let mut session = Session::new(*build, given.collect()).expect("parameters");
+    Session::new(*build, given.collect())
+}
+
+fn session(name: &str, given: &[(&str, &str)]) -> Session {
+    let mut session = try_session(name, given).expect("parameters");
     assert_eq!(session.take(HELLO), Ok(None));
     session
 }
@@ -133,16 +137,7 @@ fn the_seed_decides_ties() {
 #[test]
 fn mistakes_are_named() {
     let check = |name: &str, given: &[(&str, &str)], expected: &str| {
-        let (_, build) = POLICIES
-            .iter()
-            .find(|(known, _)| *known == name)
-            .expect("known");
-        let given = given
-            .iter()
-            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
-        let error = Session::new(*build, given.collect())
-            .err()
-            .expect("refused");
+        let error = try_session(name, given).err().expect("refused");
         assert!(error.contains(expected), "{name}: {error}");
     };
     check(

@@ -9,18 +9,7 @@ fn fleet(nodes: usize, capacity: usize) -> Fleet {
         block_tokens: 16,
         ..Params::default()
     };
-    Fleet {
-        params,
-        nodes,
-        capacity,
-        host: None,
-        store: None,
-        prefill_nodes: 0,
-        handover_gb_per_s: 10.0,
-        regions: 1,
-        round_trips_ms: Vec::new(),
-        seed: 1,
-    }
+    Fleet::alike(params, nodes, capacity)
 }
 
 /// Turns of one conversation: 6 blocks of system prompt, then 4 blocks of message and 3 of answer a

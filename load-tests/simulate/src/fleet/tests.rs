@@ -10,16 +10,9 @@ use crate::scenario::{Fleet, Load, Slice};
 fn scenario(regions: usize) -> Scenario {
     Scenario {
         fleet: Fleet {
-            params: Params::default(),
-            nodes: 2,
-            capacity: 100,
-            host: None,
-            store: None,
-            prefill_nodes: 0,
-            handover_gb_per_s: 10.0,
             regions,
             round_trips_ms: vec![100.0],
-            seed: 1,
+            ..Fleet::alike(Params::default(), 2, 100)
         },
         load: Load::Copies {
             copies: 1,
@@ -229,19 +222,23 @@ fn a_users_next_turn_comes_a_pause_after_the_answer() {
     assert!(pairs > 40);
 }
 
-/// Would a shared request take another time than its parts, or its prompt be computed twice?
-#[test]
-fn two_nodes_share_a_request() {
+/// Has the first request's prompt computed by node 0 and answered by node 1.
+fn shared() -> Scripted {
     let pair = Answer::Pair {
         prefill: 0,
         decode: 1,
     };
-    let mut router = Scripted {
+    Scripted {
         answers: vec![(0, [pair].into())],
         ..Scripted::default()
-    };
-    let scenario = scenario(1);
-    let run = run(&trace(1), &scenario, &mut router);
+    }
+}
+
+/// Would a shared request take another time than its parts, or its prompt be computed twice?
+#[test]
+fn two_nodes_share_a_request() {
+    let mut router = shared();
+    let run = run(&trace(1), &scenario(1), &mut router);
     let outcome = &run.outcomes[0];
     assert_eq!((outcome.prefill_node, outcome.node), (Some(0), Some(1)));
     // 600 tokens in their share of a step, their KV at 10 GB a second, and a step with one answer.
@@ -265,14 +262,7 @@ fn a_handover_hides_behind_the_prefill() {
     let text = "{\"name\":\"t\",\"block\":512,\"mode\":\"open\"}\n[0,0,6000,20,-1,0,-1,0,11]\n";
     let trace = Trace::read("t", text.as_bytes()).expect("a valid trace");
     let after_ms = |gb_per_s: f64| {
-        let pair = Answer::Pair {
-            prefill: 0,
-            decode: 1,
-        };
-        let mut router = Scripted {
-            answers: vec![(0, [pair].into())],
-            ..Scripted::default()
-        };
+        let mut router = shared();
         let mut scenario = scenario(1);
         scenario.fleet.handover_gb_per_s = gb_per_s;
         let run = run(&trace, &scenario, &mut router);

@@ -40,6 +40,7 @@ use self::sessions::Sessions;
 use crate::engine::Node;
 use crate::engine::tiers::Tier;
 use crate::router::{Answer, Ask, Change, Router};
+use crate::scenario;
 
 /// Where a node stands and how much it holds.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +68,25 @@ pub struct Fleet {
     pub tiers: Vec<SlowTier>,
     /// How nodes of other roles than mixed hand KV over.
     pub handover: Option<Handover>,
+}
+
+impl From<&scenario::Fleet> for Fleet {
+    /// A scenario's nodes as the product knows them.
+    fn from(fleet: &scenario::Fleet) -> Self {
+        let place = |node: usize| Place {
+            region: fleet.region_of(node),
+            capacity_blocks: fleet.capacity as u64,
+            role: fleet.role_of(node),
+        };
+        Self {
+            nodes: (0..fleet.nodes).map(place).collect(),
+            block_tokens: u64::from(fleet.params.block_tokens),
+            round_trip_ms: fleet.round_trips_ms.clone(),
+            fetch: fleet.fetch_costs(),
+            tiers: fleet.slow_tiers(),
+            handover: fleet.handover(),
+        }
+    }
 }
 
 impl Fleet {

@@ -6,18 +6,7 @@ use crate::engine::Params;
 use crate::router::{Answer, Ask};
 
 fn fleet(nodes: usize) -> Fleet {
-    Fleet {
-        params: Params::default(),
-        nodes,
-        capacity: 100,
-        host: None,
-        store: None,
-        prefill_nodes: 0,
-        handover_gb_per_s: 10.0,
-        regions: 1,
-        round_trips_ms: Vec::new(),
-        seed: 1,
-    }
+    Fleet::alike(Params::default(), nodes, 100)
 }
 
 fn send(router: &mut dyn Router, id: u32, session: u64, blocks: &[u32], nodes: &[Node]) -> usize {
