@@ -22,7 +22,7 @@ use cache_index::block::{BLOCK_TOKENS, BlockHash};
 
 use super::job::{HandOver, Job, Remote, TicketId};
 use super::pins::{HOLD_MAX, Pins};
-use super::sequence::Sequence;
+use super::sequence::{DiskWait, Sequence};
 use super::{Device, Engine};
 use crate::kv::table::{BlockTable, Scope};
 use crate::kv::transfer::sender::Sender;
@@ -32,6 +32,8 @@ use handover::{Out, Stage};
 
 /// Receivers that may wait for their prefill.
 const PARKED_MAX: usize = 256;
+/// Receivers whose blocks may be on their way from the disk; others get what is in memory.
+const SEEKING_MAX: usize = 64;
 /// Transfers that are remembered once they are over, for as long as a ticket could have lived.
 const PAST_MAX: usize = 65_536;
 /// How long what was fetched from the cache stays pinned.
@@ -97,6 +99,8 @@ pub(super) type Answer = SyncSender<Result<Accepted, TransferError>>;
 pub(super) struct Outgoing {
     open: HashMap<TransferId, Out>,
     parked: Vec<(AttachRequest, Answer)>,
+    /// Receivers whose blocks are being read from the disk.
+    seeking: Vec<(AttachRequest, Answer, DiskWait)>,
     past: VecDeque<(TransferId, Instant)>,
     past_ids: HashSet<TransferId>,
     /// There is more to copy, and room for it.
@@ -335,6 +339,11 @@ impl Outgoing {
         self.parked.iter().map(|(request, _)| request.until).min()
     }
 
+    /// Whether anybody waits for the disk.
+    pub(super) fn seeks(&self) -> bool {
+        !self.seeking.is_empty()
+    }
+
     /// Handovers that are open.
     pub(super) fn len(&self) -> usize {
         self.open.len()
@@ -369,6 +378,32 @@ impl Engine {
         if let Asked::HandOver { .. } = request.asked {
             self.outgoing.attach(request, answer);
             return;
+        }
+        self.seek(request, answer, DiskWait::Open);
+    }
+
+    /// Looks once more for those that wait for the disk.
+    pub(super) fn seek_on(&mut self) {
+        for (request, answer, wait) in std::mem::take(&mut self.outgoing.seeking) {
+            self.seek(request, answer, wait);
+        }
+    }
+
+    /// Has what is on the disk read for a receiver, as long as that takes no longer than computing it
+    /// would, and then gives it everything that is in memory.
+    fn seek(&mut self, request: AttachRequest, answer: Answer, wait: DiskWait) {
+        let in_time = Instant::now() < request.until && self.outgoing.seeking.len() < SEEKING_MAX;
+        if let Asked::Cached { chain, .. } = &request.asked
+            && in_time
+        {
+            let held = self.pool.overlap(chain).blocks;
+            let store = self.store.as_ref();
+            let found = held + store.map_or(0, |store| store.overlap(&chain[held..]));
+            let wait = self.read_on(&chain[found..], wait);
+            if wait != DiskWait::Over {
+                self.outgoing.seeking.push((request, answer, wait));
+                return;
+            }
         }
         let accepted = self.hold_cached(request);
         // Whoever asked may be gone.

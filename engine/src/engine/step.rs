@@ -24,6 +24,7 @@ impl Engine {
         self.drop_gone(started);
         self.expire_pins(started);
         self.poll_disk();
+        self.seek_on();
         self.take_inbound(started);
         let plan = self.schedule();
         if !plan.chunks.is_empty() {

@@ -54,45 +54,53 @@ impl Engine {
     /// When to look at the disk again, if nothing else is to do.
     pub(super) fn next_look(&self) -> Option<Duration> {
         let busy = self.store.as_ref().is_some_and(Store::is_busy);
-        let waited_for = self.waiting.iter().any(|s| !s.waits_for_node());
+        let waited_for = self.waiting.iter().any(|s| !s.waits_for_node()) || self.outgoing.seeks();
         (busy || waited_for).then_some(if waited_for { LOOK_WAITING } else { LOOK_IDLE })
     }
 
     /// Whether this waiting sequence, `found` of whose blocks are in pool and host memory, should
     /// wait on for others that are on the disk.
     pub(super) fn reads(&mut self, index: usize, found: usize) -> bool {
-        let Some(store) = &mut self.store else {
-            return false;
-        };
         let sequence = &mut self.waiting[index];
-        let rest = &sequence.chain[found..];
+        let (chain, wait) = (std::mem::take(&mut sequence.chain), sequence.disk);
+        let wait = self.read_on(&chain[found..], wait);
+        let sequence = &mut self.waiting[index];
+        sequence.chain = chain;
+        sequence.disk = wait;
+        sequence.waits_for_disk()
+    }
+
+    /// How whoever wants these blocks, the first of which is in neither pool nor host memory, goes on
+    /// waiting for the disk.
+    pub(super) fn read_on(&mut self, rest: &[BlockHash], wait: DiskWait) -> DiskWait {
+        let Some(store) = &mut self.store else {
+            return DiskWait::Over;
+        };
         let blocks = store.on_disk(rest);
         let coming = rest.first().is_some_and(|hash| store.is_reading(*hash));
-        let reads = match sequence.disk {
-            DiskWait::Over => false,
-            _ if blocks == 0 && !coming => false,
-            DiskWait::Until(deadline) if Instant::now() < deadline => {
-                store.read(&rest[..blocks]) || coming
-            }
+        if wait == DiskWait::Over || (blocks == 0 && !coming) {
+            return DiskWait::Over;
+        }
+        let until = match wait {
+            DiskWait::Until(deadline) if Instant::now() < deadline => deadline,
             DiskWait::Until(_) => {
                 self.parts.metrics.tiers.late.inc();
-                false
+                return DiskWait::Over;
             }
-            DiskWait::Open if !store.rates.read_pays() => {
+            _ if !store.rates.read_pays() => {
                 store.rates.forgive_reading();
-                false
+                return DiskWait::Over;
             }
-            DiskWait::Open => {
+            _ => {
                 let patience_ms = store.rates.patience_ms(blocks);
-                let patience = Duration::from_secs_f64(patience_ms / 1e3);
-                sequence.disk = DiskWait::Until(Instant::now() + patience);
-                store.read(&rest[..blocks])
+                Instant::now() + Duration::from_secs_f64(patience_ms / 1e3)
             }
         };
-        if !reads {
-            sequence.disk = DiskWait::Over;
+        if store.read(&rest[..blocks]) || coming {
+            DiskWait::Until(until)
+        } else {
+            DiskWait::Over
         }
-        reads
     }
 
     pub(super) fn take_changes(&mut self) {

@@ -110,6 +110,16 @@ impl TierIndex {
         self.free.pop()
     }
 
+    /// The same for the slot that was freed last, if it is one of these.
+    pub fn reserve_if(&mut self, wanted: impl FnOnce(Slot) -> bool) -> Option<Slot> {
+        self.free.pop_if(|slot| wanted(*slot))
+    }
+
+    /// Frees a slot, to be taken after all others.
+    pub fn free_last(&mut self, slot: Slot) {
+        self.free.insert(0, slot);
+    }
+
     /// Keeps a block from being evicted, here or still to come: a child of it is on its way.
     pub fn adopt(&mut self, parent: BlockHash) {
         *self.children.entry(parent).or_default() += 1;

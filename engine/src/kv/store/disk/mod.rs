@@ -38,7 +38,7 @@ use worker::{Done, Outcome, Request, Worker};
 pub const BUFFER_BYTES: usize = 64 << 20;
 /// How many buffers there are: at most a step's worth, and at least enough to read and write.
 const BUFFERS: std::ops::RangeInclusive<usize> = 8..=256;
-/// After the drive said that it is full, so many blocks are not even tried.
+/// After the drive said that it is full, so many blocks take places that others have, and no new ones.
 const FULL_FOR: u32 = 64;
 
 /// What came of the drive's work, since it was last asked for.
@@ -72,6 +72,8 @@ pub struct Disk {
     capacity: usize,
     body_bytes: usize,
     stamp: u64,
+    /// Slots that the drive has given room to.
+    written: Vec<bool>,
     full_for: u32,
     changes: Vec<TierChange>,
     moved: DiskMoved,
@@ -142,7 +144,9 @@ impl Disk {
         entries.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.stamp));
         let stamp = entries.first().map_or(0, |(_, entry)| entry.stamp);
         let mut held = HashMap::new();
+        let mut written = vec![false; slots];
         for (slot, entry) in entries {
+            written[slot.0 as usize] = true;
             let hash = entry.stored.content.hash;
             worker.slots[slot.0 as usize] = Some((hash, entry.sum));
             let last_use = LastUse {
@@ -177,6 +181,7 @@ impl Disk {
             capacity,
             body_bytes,
             stamp,
+            written,
             full_for: 0,
             changes,
             moved: DiskMoved::default(),
@@ -217,9 +222,7 @@ impl Disk {
     pub(super) fn write(&mut self, kept: &Kept, fill: impl FnOnce(&mut [u8])) -> bool {
         // Half of the buffers are for reading: somebody waits for those.
         let busy = self.spare.len() <= self.buffers / 2;
-        let full = self.full_for > 0;
-        self.full_for = self.full_for.saturating_sub(1);
-        if busy || full || !Entry::fits(&kept.stored) {
+        if busy || !Entry::fits(&kept.stored) {
             self.moved.dropped += 1;
             return false;
         }
@@ -228,6 +231,7 @@ impl Disk {
             self.index.adopt(parent);
         }
         let sent = self.send(kept, fill);
+        self.moved.dropped += u64::from(!sent);
         if let Some(parent) = kept.stored.parent_hash.filter(|_| !sent) {
             self.index.disown(parent);
         }
@@ -265,7 +269,11 @@ impl Disk {
     }
 
     fn free_slot(&mut self) -> Option<Slot> {
-        if let Some(slot) = self.index.reserve() {
+        let grows = self.full_for == 0;
+        self.full_for = self.full_for.saturating_sub(1);
+        let written = &self.written;
+        let has_room = |slot: Slot| grows || written[slot.0 as usize];
+        if let Some(slot) = self.index.reserve_if(has_room) {
             return Some(slot);
         }
         let (slot, gone) = self.index.evict()?;
@@ -354,15 +362,21 @@ impl Disk {
         }
         // What it hangs on may have failed to be written, or been found damaged.
         let leads_here = parent.is_none_or(|parent| self.index.find(parent).is_some());
-        let full = outcome == Outcome::NotWritten { full: true };
+        self.written[slot.0 as usize] |= outcome == Outcome::Written;
         if outcome != Outcome::Written || !leads_here {
-            self.index.free(slot);
             self.moved.failed += 1;
-            if full {
+            if outcome == (Outcome::NotWritten { full: true }) {
                 if self.full_for == 0 {
-                    tracing::warn!("the disk of the KV tier is full");
+                    tracing::warn!(
+                        "the disk of the KV tier has less room than --kv-disk-size: what it has makes room"
+                    );
                 }
                 self.full_for = FULL_FOR;
+            }
+            if self.written[slot.0 as usize] {
+                self.index.free(slot);
+            } else {
+                self.index.free_last(slot);
             }
             return;
         }

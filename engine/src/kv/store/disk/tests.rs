@@ -391,6 +391,35 @@ fn a_full_disk_is_left_alone_for_a_while() {
     disk.index().check_integrity();
 }
 
+/// Would catch a drive smaller than its `--kv-disk-size` that keeps what it has for ever.
+#[test]
+fn a_full_disk_gives_its_own_places_away() {
+    let (say, drive) = Scripted::new();
+    let mut disk = Disk::start(drive, 8, Vec::new(), BODY).expect("a thread");
+    let full = io::ErrorKind::StorageFull;
+    for outcome in [Ok(()), Ok(()), Ok(()), Ok(()), Err(full.into())] {
+        say.send(outcome).expect("it listens");
+    }
+    let write = |disk: &mut Disk, number: u32| {
+        let mut root = kept(number, None);
+        root.stored.parent_hash = None;
+        disk.write(&root, |to| to.copy_from_slice(&body(number)))
+    };
+    assert!((1..=3).all(|number| write(&mut disk, number)));
+    settle(&mut disk);
+    assert_eq!(stored(&mut disk), [hash(1), hash(2)]);
+    drop(say);
+    for number in 4..20 {
+        assert!(write(&mut disk, number), "block {number}");
+        settle(&mut disk);
+        assert!(disk.knows(hash(number)));
+        assert_eq!(disk.index().len(), 2, "there is room for two");
+        disk.index().check_integrity();
+    }
+    let moved = disk.take_moved();
+    assert_eq!((moved.evicted, moved.dropped, moved.failed), (16, 0, 1));
+}
+
 #[test]
 fn a_child_of_what_was_not_written_is_not_told() {
     let (say, drive) = Scripted::new();
