@@ -3,9 +3,9 @@
 //! Two engines of the same model, one thread each, as two nodes on one machine would be: over TCP on
 //! loopback and over shared memory. For a prompt of 2,048 tokens, medians of some rounds:
 //!
-//! - *alone*: the prompt is computed and pinned, and then fetched, from the order to the first token;
-//!   beside it a plain copy of as many bytes the same way (as many connections and as large blocks, out of
-//!   one memory into another, no checksums, no engines), in the same round;
+//! - *alone*: the prompt is computed and pinned, and then fetched, from the order to the first token, into
+//!   a pool whose memory was in use before; beside it a plain copy of as many bytes the same way (as many
+//!   connections and as large blocks, out of one memory into another, no encryption, no engines), in turns;
 //! - *while it is computed*: how long after the prefill's own end the first token comes at the other node,
 //!   against the time of *alone*: the rest is hidden;
 //! - *moved*: a session whose 2,048 tokens of history are in the other node's cache and which has 32 new
@@ -37,7 +37,11 @@ use engine::sys::shared::SharedMemory;
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 const PROMPT_TOKENS: usize = 2_048;
-const KV_BLOCKS: usize = 1_024;
+const SENDER_BLOCKS: usize = 1_024;
+/// Room for one prompt: what came for the one before is evicted.
+const RECEIVER_BLOCKS: usize = 160;
+/// Transfers *alone* in a round: with the prompt in the sender's cache each takes a moment.
+const ALONE_IN_ROUND: usize = 8;
 
 struct Node {
     handle: Handle,
@@ -48,11 +52,11 @@ struct Node {
 }
 
 impl Node {
-    fn start(path: &Path, id: &str, folder: &Path) -> Outcome<Node> {
+    fn start(path: &Path, id: &str, folder: &Path, kv_blocks: usize) -> Outcome<Node> {
         let options = ModelOptions {
             ops: OpsKind::Cpu,
             threads: 1,
-            kv_blocks: KV_BLOCKS,
+            kv_blocks,
         };
         let model = Model::load(&GgufFile::open(path)?, &options, &mut |_| ())?;
         let layout = model.block_layout();
@@ -63,13 +67,13 @@ impl Node {
             device: Box::new(RankGroup::alone(model)),
             token_bytes: Box::new(|_, _| Vec::new()),
             drafter: None,
-            kv_blocks: u32::try_from(KV_BLOCKS)?,
+            kv_blocks: u32::try_from(kv_blocks)?,
             host_blocks: 0,
             disk: None,
             orders: Some(orders),
             step_tokens: 256,
             queue_max: 16,
-            metrics: Arc::new(Metrics::new("bench", KV_BLOCKS)),
+            metrics: Arc::new(Metrics::new("bench", kv_blocks)),
             events: None,
         };
         let (handle, _thread) = engine::engine::start(parts)?;
@@ -142,6 +146,18 @@ impl Prompt {
         }
     }
 
+    /// The same prompt, to be handed over once more.
+    fn again(&self, number: u32) -> Prompt {
+        let mut id = [1; 16];
+        id[..4].copy_from_slice(&number.to_le_bytes());
+        Prompt {
+            tokens: self.tokens.clone(),
+            chain: self.chain.clone(),
+            scope: self.scope.clone(),
+            id: TransferId(id),
+        }
+    }
+
     fn job(&self, remote: Remote) -> Job {
         let scope = self.scope.clone();
         let mut job = Job::generate(self.tokens.clone(), self.chain.clone(), scope, 1);
@@ -186,12 +202,7 @@ fn finish(runtime: &tokio::runtime::Runtime, mut ticket: Ticket) -> Outcome<Inst
 }
 
 /// Blocks from one memory into another, over as many connections as a transfer has.
-fn plain_tcp(
-    from: &[u8],
-    to: &mut [u8],
-    body_bytes: usize,
-    checksum: fn(&[u8]),
-) -> Outcome<Duration> {
+fn plain_tcp(from: &[u8], to: &mut [u8], body_bytes: usize) -> Outcome<Duration> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     let started = Instant::now();
@@ -206,7 +217,6 @@ fn plain_tcp(
                 let mut buffer = vec![0; body_bytes];
                 for block in from.chunks_exact(body_bytes) {
                     buffer.copy_from_slice(block);
-                    checksum(&buffer);
                     near.write_all(&buffer)?;
                 }
                 Ok(())
@@ -215,7 +225,6 @@ fn plain_tcp(
                 let mut buffer = vec![0; body_bytes];
                 for block in to.chunks_exact_mut(body_bytes) {
                     far.read_exact(&mut buffer)?;
-                    checksum(&buffer);
                     block.copy_from_slice(&buffer);
                 }
                 Ok(())
@@ -281,31 +290,48 @@ impl Bench {
         Prompt::new(self.next, PROMPT_TOKENS)
     }
 
-    /// Seconds of a transfer alone, of a plain copy, and of one with a checksum at each end.
-    fn alone(&mut self, way: Way) -> Outcome<[f64; 3]> {
-        let prompt = self.prompt();
-        finish(
-            &self.runtime,
-            self.sender
-                .handle
-                .submit(prompt.first_leg(&self.receiver))?,
-        )?;
+    /// Two prompts that take turns, so that the receiver never has the one that comes next.
+    fn taking_turns(&mut self) -> Outcome<[Prompt; 2]> {
+        let pair = [self.prompt(), self.prompt()];
+        for prompt in &pair {
+            let computed = self.sender.handle.submit(prompt.job(Remote::None))?;
+            finish(&self.runtime, computed)?;
+        }
+        Ok(pair)
+    }
+
+    /// Seconds of transfers alone, and of plain copies.
+    fn alone(&mut self, way: Way, prompts: &[Prompt; 2]) -> Outcome<[f64; 2]> {
+        let mut seconds: [Vec<f64>; 2] = Default::default();
+        for turn in 0..ALONE_IN_ROUND {
+            self.next += 1;
+            let prompt = prompts[turn % 2].again(self.next);
+            let all = [self.transfer(way, &prompt)?, self.plain(way)?];
+            seconds
+                .iter_mut()
+                .zip(all)
+                .for_each(|(all, one)| all.push(one));
+        }
+        Ok(seconds.map(median))
+    }
+
+    fn transfer(&self, way: Way, prompt: &Prompt) -> Outcome<f64> {
+        let first = prompt.first_leg(&self.receiver);
+        finish(&self.runtime, self.sender.handle.submit(first)?)?;
         let started = Instant::now();
         let job = prompt.second_leg(&self.sender, way, Some(prompt.id));
         let ended = finish(&self.runtime, self.receiver.handle.submit(job)?)?;
+        Ok(seconds(started, ended))
+    }
+
+    fn plain(&mut self, way: Way) -> Outcome<f64> {
         let (from, to) = &mut self.memory;
         let body_bytes = self.sender.body_bytes;
-        let (plain, checked) = match way {
-            Way::Tcp => (
-                plain_tcp(from, to, body_bytes, |_| ())?,
-                plain_tcp(from, to, body_bytes, |block| {
-                    std::hint::black_box(blake3::keyed_hash(&[7; 32], block));
-                })?,
-            ),
-            Way::Shared => (plain_shared(from, to, body_bytes)?, Duration::ZERO),
+        let copied = match way {
+            Way::Tcp => plain_tcp(from, to, body_bytes)?,
+            Way::Shared => plain_shared(from, to, body_bytes)?,
         };
-        let (plain, checked) = (plain.as_secs_f64(), checked.as_secs_f64());
-        Ok([seconds(started, ended), plain, checked])
+        Ok(copied.as_secs_f64())
     }
 
     /// Seconds of the prefill, and between its end and the first token at the other node.
@@ -344,10 +370,10 @@ fn main() -> Outcome<()> {
     let path = arguments.next().map_or_else(default, PathBuf::from);
     let rounds: usize = arguments.next().map_or(Ok(3), |rounds| rounds.parse())?;
     let folder = tempfile::tempdir()?;
-    let sender = Node::start(&path, "sender", folder.path())?;
+    let sender = Node::start(&path, "sender", folder.path(), SENDER_BLOCKS)?;
     let bytes = PROMPT_TOKENS / BLOCK_TOKENS * sender.body_bytes;
     let mut bench = Bench {
-        receiver: Node::start(&path, "receiver", folder.path())?,
+        receiver: Node::start(&path, "receiver", folder.path(), RECEIVER_BLOCKS)?,
         sender,
         runtime: tokio::runtime::Builder::new_current_thread().build()?,
         next: 0,
@@ -358,28 +384,27 @@ fn main() -> Outcome<()> {
         bytes as f64 / 1e6
     );
     for (name, way) in [("tcp", Way::Tcp), ("shared memory", Way::Shared)] {
-        let mut all: [Vec<f64>; 6] = Default::default();
+        let mut all: [Vec<f64>; 5] = Default::default();
+        let turns = bench.taking_turns()?;
         // The first round touches memory that the others find touched.
         for round in 0..=rounds {
-            let [alone, plain, checked] = bench.alone(way)?;
+            let [alone, plain] = bench.alone(way, &turns)?;
             let (prefill, exposed) = bench.while_computed(way)?;
-            let values = [alone, plain, checked, prefill, exposed, bench.moved(way)?];
+            let values = [alone, plain, prefill, exposed, bench.moved(way)?];
             if round > 0 {
                 all.iter_mut()
                     .zip(values)
                     .for_each(|(all, value)| all.push(value));
             }
         }
-        let [alone, plain, checked, prefill, exposed, moved] = all.map(median);
+        let [alone, plain, prefill, exposed, moved] = all.map(median);
         println!(
-            "{name}: alone {:.1} ms ({:.0} MB/s), plain copy {:.1} ms ({:.0} MB/s): {:.2} of it \
-             (with checksums {:.1} ms)",
+            "{name}: alone {:.1} ms ({:.0} MB/s), plain copy {:.1} ms ({:.0} MB/s): {:.2} of it",
             alone * 1e3,
             bytes as f64 / alone / 1e6,
             plain * 1e3,
             bytes as f64 / plain / 1e6,
             plain / alone,
-            checked * 1e3,
         );
         println!(
             "{name}: prefill {:.1} ms, first token {:.1} ms after it: {:.3} of the transfer hidden",

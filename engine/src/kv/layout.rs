@@ -26,7 +26,7 @@
 
 mod carry;
 
-pub use carry::KvValue;
+pub use carry::{KvValue, convert_body};
 pub(crate) use carry::{export, import, read_body, take_body, write_body};
 
 /// The version of the layout that this build writes, and the only one it reads.
@@ -127,6 +127,63 @@ impl BlockLayout {
 
     fn tile_bytes(&self) -> usize {
         2 * self.head_dim * self.block_tokens * self.dtype.bytes()
+    }
+
+    /// Whether its numbers are within the bounds of any pool's.
+    pub(crate) fn is_sensible(&self) -> bool {
+        let bound = 1..=COUNT_MAX as usize;
+        let counts = [
+            self.block_tokens,
+            self.layers,
+            self.kv_heads,
+            self.heads.count,
+            self.head_dim,
+        ];
+        counts.iter().all(|count| bound.contains(count))
+            && self.heads.first < self.kv_heads
+            && self.heads.end() <= self.kv_heads
+            && self.head_dim.is_multiple_of(2)
+    }
+
+    /// Whether a pool of layout `own` can take in what one of this layout gives, without losing a bit;
+    /// and which heads of it.
+    pub fn fits(&self, own: &BlockLayout) -> Result<HeadRange, LayoutError> {
+        for (field, theirs, ours) in [
+            ("block_tokens", self.block_tokens, own.block_tokens),
+            ("layers", self.layers, own.layers),
+            ("kv_heads", self.kv_heads, own.kv_heads),
+            ("head_dim", self.head_dim, own.head_dim),
+        ] {
+            if theirs != ours {
+                return Err(LayoutError::Differs {
+                    field,
+                    theirs,
+                    ours,
+                });
+            }
+        }
+        if self.dtype.bytes() > own.dtype.bytes() {
+            return Err(LayoutError::Narrower {
+                theirs: self.dtype,
+                ours: own.dtype,
+            });
+        }
+        let heads = self.heads.shared(own.heads);
+        heads.ok_or(LayoutError::Heads {
+            theirs: self.heads,
+            ours: own.heads,
+        })
+    }
+
+    /// The same for whole blocks: every head of `own` must be in this layout.
+    pub fn fits_whole(&self, own: &BlockLayout) -> Result<(), LayoutError> {
+        if self.fits(own)? == own.heads {
+            return Ok(());
+        }
+        Err(LayoutError::Heads {
+            theirs: self.heads,
+            ours: own.heads,
+        })
     }
 }
 
@@ -237,36 +294,6 @@ impl<'a> Record<'a> {
             layer,
             tokens,
             payload,
-        })
-    }
-
-    /// Whether a pool of this layout can take the record in, and which heads it gets.
-    fn fits(&self, own: &BlockLayout) -> Result<HeadRange, LayoutError> {
-        let theirs = &self.layout;
-        for (field, theirs, ours) in [
-            ("block_tokens", theirs.block_tokens, own.block_tokens),
-            ("layers", theirs.layers, own.layers),
-            ("kv_heads", theirs.kv_heads, own.kv_heads),
-            ("head_dim", theirs.head_dim, own.head_dim),
-        ] {
-            if theirs != ours {
-                return Err(LayoutError::Differs {
-                    field,
-                    theirs,
-                    ours,
-                });
-            }
-        }
-        if theirs.dtype.bytes() > own.dtype.bytes() {
-            return Err(LayoutError::Narrower {
-                theirs: theirs.dtype,
-                ours: own.dtype,
-            });
-        }
-        let heads = theirs.heads.shared(own.heads);
-        heads.ok_or(LayoutError::Heads {
-            theirs: theirs.heads,
-            ours: own.heads,
         })
     }
 

@@ -6,7 +6,9 @@
 
 use std::path::Path;
 
-use engine::kv::layout::{CHECKSUM_BYTES, HEADER_BYTES, HeadRange, KvDtype, LayoutError, Record};
+use engine::kv::layout::{
+    CHECKSUM_BYTES, HEADER_BYTES, HeadRange, KvDtype, LayoutError, Record, convert_body,
+};
 use engine::model::{
     BLOCK_TOKENS, BlockId, GgufFile, Model, ModelOptions, OpsKind, SeqInput, Variant,
 };
@@ -175,6 +177,63 @@ fn heads_are_split_and_merged() {
         matches!(refused, Err(LayoutError::Heads { .. })),
         "{refused:?}"
     );
+}
+
+fn body(model: &Model, block: BlockId) -> Vec<u8> {
+    let mut body = vec![0; model.block_layout().body_bytes()];
+    model.read_block(block, &mut body);
+    body
+}
+
+/// A whole body becomes just what its records do: for the reference ops, and for a rank with one head.
+#[test]
+fn bodies_are_converted_as_records_are() {
+    let file = file_of(&Tiny::new(7).to_bytes());
+    let mut noise = Noise(65);
+    let prompt = prompts(&mut noise, tiny::VOCAB, &[48]).remove(0);
+    let mut source = load(file.path(), OpsKind::Cpu, Variant::best(), 5);
+    let own = table(&mut noise, 5);
+    run(&mut source, &prompt, 0, &own);
+    let records = export(&source, 48, &own);
+    let theirs = source.block_layout();
+    let check = |target: &mut Model| {
+        let layout = target.block_layout();
+        assert_eq!(theirs.fits_whole(&layout), Ok(()));
+        let blocks = [2, 0, 1].map(BlockId);
+        import(target, &records, &blocks).expect("the same model");
+        for (from, to) in own.iter().zip(blocks) {
+            let mut converted = vec![1; layout.body_bytes()];
+            convert_body(&theirs, &body(&source, *from), &layout, &mut converted);
+            assert!(converted == body(target, to), "{layout:?}");
+        }
+        layout
+    };
+    let wide = check(&mut load(
+        file.path(),
+        OpsKind::Reference,
+        Variant::best(),
+        4,
+    ));
+    let refused = wide.fits_whole(&theirs);
+    assert!(
+        matches!(refused, Err(LayoutError::Narrower { .. })),
+        "{refused:?}"
+    );
+    let opened = GgufFile::open(file.path()).expect("the model opens");
+    let options = ModelOptions {
+        ops: OpsKind::Cpu,
+        threads: 1,
+        kv_blocks: 4,
+    };
+    let mut ranks = RankGroup::in_process(2, &opened, &options).expect("two ranks");
+    for rank in ranks.ranks() {
+        let part = check(rank);
+        let refused = part.fits_whole(&theirs);
+        assert!(
+            matches!(refused, Err(LayoutError::Heads { .. })),
+            "{refused:?}"
+        );
+    }
 }
 
 /// Would catch keys whose dimensions are mixed up between op sets, and values that are rounded.

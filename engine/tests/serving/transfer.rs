@@ -3,6 +3,7 @@
 //! blocks that stay pinned, requests that hang or answers that are lost when a node, a client or the
 //! connection goes away in the middle.
 
+mod elsewhere;
 mod faults;
 mod harm;
 mod refusals;

@@ -143,7 +143,7 @@ pub(crate) fn import<T: KvValue>(
             expected: layer,
         });
     }
-    let heads = record.fits(own)?;
+    let heads = record.layout.fits(own)?;
     let dtype = record.layout.dtype;
     let half_tile = kv.shape().half_tile();
     // Read twice, so that a record that is refused has changed nothing.
@@ -169,6 +169,46 @@ pub(crate) fn import<T: KvValue>(
         }
     }
     Ok(heads)
+}
+
+/// A block's body as a pool of layout `own` keeps it, from one of layout `theirs`, which
+/// [fits](BlockLayout::fits_whole) it. Values are widened and never narrowed; whether they are finite is
+/// not looked at.
+///
+/// # Panics
+/// If a body is not of its layout's length, or the layouts do not fit.
+pub fn convert_body(theirs: &BlockLayout, from: &[u8], own: &BlockLayout, to: &mut [u8]) {
+    assert_eq!(theirs.fits_whole(own), Ok(()), "layouts that fit");
+    assert_eq!(from.len(), theirs.body_bytes(), "bytes of a block's body");
+    assert_eq!(to.len(), own.body_bytes(), "bytes of a block's body");
+    let skipped = own.heads.first - theirs.heads.first;
+    let layers = from.chunks_exact(theirs.payload_bytes());
+    for (from, to) in layers.zip(to.chunks_exact_mut(own.payload_bytes())) {
+        let heads = from.chunks_exact(theirs.tile_bytes()).skip(skipped);
+        for (from, to) in heads.zip(to.chunks_exact_mut(own.tile_bytes())) {
+            convert_tile((theirs, from), (own, to));
+        }
+    }
+}
+
+fn convert_tile((theirs, from): (&BlockLayout, &[u8]), (own, to): (&BlockLayout, &mut [u8])) {
+    // Rows of one dimension each for the keys, of one position each for the values.
+    let half = own.head_dim * own.block_tokens;
+    let ours = to.chunks_exact_mut(own.dtype.bytes());
+    for (place, to) in ours.enumerate() {
+        let dimension = place / own.block_tokens;
+        let place = if place < half {
+            moved(dimension, own, theirs.key_order) * own.block_tokens + place % own.block_tokens
+        } else {
+            place
+        };
+        match (theirs.dtype, own.dtype) {
+            (KvDtype::F16, KvDtype::F32) => {
+                to.copy_from_slice(&half_at(from, place).to_f32().to_le_bytes());
+            }
+            _ => to.copy_from_slice(&from[place * to.len()..][..to.len()]),
+        }
+    }
 }
 
 /// Copies a full block's body out: the payloads of its records, layer after layer.

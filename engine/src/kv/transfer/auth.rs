@@ -4,8 +4,8 @@
 //! that it knows the node token, then the other one does: a MAC (BLAKE3, keyed by a key that is derived
 //! from the token) over both hellos and the prover's part. The token never travels, a recorded proof is of
 //! no use with another nonce, and a proof of one part is none of the other. From the same two hellos come
-//! the keys of the connection's two directions. Only then is the layout compared, and refused by the name
-//! of the field that differs.
+//! the keys of the connection's two directions. Only then are the layouts compared, and refused by name
+//! where one pool could not read the other's blocks.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use super::{Reason, TransferError, bytes_of_hex, hex};
 use crate::kv::layout::BlockLayout;
 
 /// The version that this build speaks, and the only one.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 const PROTOCOL: &str = "homing-kv-transfer";
 /// Characters of an engine id.
 pub const ENGINE_ID_CHARS_MAX: usize = 128;
@@ -74,22 +74,39 @@ impl Identity {
         Ok(())
     }
 
-    fn check_layout(&self, theirs: &Hello) -> Result<(), TransferError> {
-        let ours = Layout::new(&self.layout);
-        let refused = |message| Err(TransferError::refused(Reason::Layout, message));
-        if let Some((field, here, there)) = ours.difference(&theirs.layout) {
-            return refused(format!(
-                "the nodes' KV layouts differ in {field}: {here} and {there}. Blocks are not converted \
-                 between layouts: serve the same model with the same --ops and ranks on both"
+    /// What the other node's blocks are like, if what travels can be read where it goes.
+    fn check_layout(&self, theirs: &Hello, flow: Flow) -> Result<BlockLayout, TransferError> {
+        let refused = |message| TransferError::refused(Reason::Layout, message);
+        let layout = theirs.layout.read();
+        let layout = layout.ok_or_else(|| {
+            refused(
+                "the nodes lay KV blocks out in different versions: run the same release on both"
+                    .to_owned(),
+            )
+        })?;
+        let fits = match flow {
+            Flow::ToUs => layout.fits_whole(&self.layout),
+            Flow::ToThem => self.layout.fits_whole(&layout),
+        };
+        fits.map_err(|error| {
+            refused(format!(
+                "{error}: serve the same model with the same --ops and ranks on both"
+            ))
+        })?;
+        if theirs.model != hex(&self.model) {
+            return Err(refused(
+                "the nodes serve different weights: give both the same model file".to_owned(),
             ));
         }
-        if theirs.model != hex(&self.model) {
-            return refused(
-                "the nodes serve different weights: give both the same model file".to_owned(),
-            );
-        }
-        Ok(())
+        Ok(layout)
     }
+}
+
+/// Which way blocks will travel.
+#[derive(Clone, Copy)]
+enum Flow {
+    ToUs,
+    ToThem,
 }
 
 /// A connection whose other end is known.
@@ -101,6 +118,8 @@ pub struct Session {
     pub writer: Writer,
     /// The other node's engine id.
     pub peer: String,
+    /// What its blocks are like.
+    pub peer_layout: BlockLayout,
 }
 
 /// What both sides have said, hashed.
@@ -162,7 +181,7 @@ pub fn connect(socket: Socket, own: &Identity) -> Result<Session, TransferError>
     let mut writer = Writer::new(socket.try_clone()?);
     let mut reader = Reader::new(socket);
     let ours = Message::Hello(own.hello()).encode();
-    writer.write(super::wire::MESSAGE, &[&ours])?;
+    writer.write(super::wire::MESSAGE, &[], &mut ours.clone())?;
     let theirs = read_raw(&mut reader)?;
     let hello = hello_of(&theirs)?;
     own.check_greeting(&hello)?;
@@ -171,11 +190,12 @@ pub fn connect(socket: Socket, own: &Identity) -> Result<Session, TransferError>
     Message::Proof { mac }.write(&mut writer)?;
     let answer = Message::read(&mut reader, GREETING_BYTES_MAX)?;
     proves(answer, &transcript.mac(&own.key, ACCEPTING))?;
-    own.check_layout(&hello)?;
+    let peer_layout = own.check_layout(&hello, Flow::ToUs)?;
     Ok(Session {
         reader: reader.keyed(*transcript.mac(&own.key, KEY_TO_CONNECTING).as_bytes()),
         writer: writer.keyed(*transcript.mac(&own.key, KEY_TO_ACCEPTING).as_bytes()),
         peer: hello.engine_id,
+        peer_layout,
     })
 }
 
@@ -190,12 +210,13 @@ pub fn accept(socket: Socket, own: &Identity, time: Duration) -> Result<Session,
         // Whoever is refused may be gone.
         let _ = Message::Refused { reason, message }.write(&mut writer);
     }
-    let (transcript, peer) = greeted?;
+    let (transcript, peer, peer_layout) = greeted?;
     let reader = reader.until(None);
     Ok(Session {
         reader: reader.keyed(*transcript.mac(&own.key, KEY_TO_ACCEPTING).as_bytes()),
         writer: writer.keyed(*transcript.mac(&own.key, KEY_TO_CONNECTING).as_bytes()),
         peer,
+        peer_layout,
     })
 }
 
@@ -203,19 +224,19 @@ fn greet(
     reader: &mut Reader,
     writer: &mut Writer,
     own: &Identity,
-) -> Result<(Transcript, String), TransferError> {
+) -> Result<(Transcript, String, BlockLayout), TransferError> {
     let theirs = read_raw(reader)?;
     let hello = hello_of(&theirs)?;
     own.check_greeting(&hello)?;
     let ours = Message::Hello(own.hello()).encode();
-    writer.write(super::wire::MESSAGE, &[&ours])?;
+    writer.write(super::wire::MESSAGE, &[], &mut ours.clone())?;
     let transcript = Transcript::new(&theirs, &ours);
     let answer = Message::read(reader, GREETING_BYTES_MAX)?;
     proves(answer, &transcript.mac(&own.key, CONNECTING))?;
-    own.check_layout(&hello)?;
+    let layout = own.check_layout(&hello, Flow::ToThem)?;
     let mac = transcript.mac(&own.key, ACCEPTING).to_string();
     Message::Proof { mac }.write(writer)?;
-    Ok((transcript, hello.engine_id))
+    Ok((transcript, hello.engine_id, layout))
 }
 
 /// Stands for all tokens of a prompt in its scope: the last full block's hash, which covers model, scope

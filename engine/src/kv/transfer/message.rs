@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::wire::{MESSAGE, Reader, Writer};
 use super::{End, First, Reason, TransferError};
-use crate::kv::layout::{BlockLayout, KeyOrder, KvDtype};
+use crate::kv::layout::{BlockLayout, HeadRange, KeyOrder, KvDtype};
 use crate::sample::TokenLogprobs;
 
 /// Log probabilities of one place at most: as many as the API gives.
@@ -91,15 +91,30 @@ impl Layout {
         }
     }
 
-    /// The first field in which another layout differs, with both values.
-    pub(crate) fn difference(&self, theirs: &Self) -> Option<(String, String, String)> {
-        let fields = |layout: &Self| serde_json::to_value(layout).unwrap_or_default();
-        let (ours, theirs) = (fields(self), fields(theirs));
-        let ours = ours.as_object()?;
-        let differs = ours
-            .iter()
-            .find(|(name, value)| theirs[name.as_str()] != **value);
-        differs.map(|(name, value)| (name.clone(), value.to_string(), theirs[name].to_string()))
+    /// What it says, if a pool can be like that and its blocks have just that many bytes.
+    pub(crate) fn read(&self) -> Option<BlockLayout> {
+        let layout = BlockLayout {
+            dtype: match &*self.dtype {
+                "f16" => KvDtype::F16,
+                "f32" => KvDtype::F32,
+                _ => return None,
+            },
+            key_order: match &*self.key_order {
+                "pairs" => KeyOrder::Pairs,
+                "halves" => KeyOrder::Halves,
+                _ => return None,
+            },
+            block_tokens: self.block_tokens,
+            layers: self.layers,
+            kv_heads: self.kv_heads,
+            heads: HeadRange {
+                first: self.first_head,
+                count: self.heads,
+            },
+            head_dim: self.head_dim,
+        };
+        let known = self.version == crate::kv::layout::VERSION;
+        (known && layout.is_sensible() && layout.body_bytes() == self.body_bytes).then_some(layout)
     }
 }
 
@@ -210,7 +225,7 @@ impl Message {
     }
 
     pub(crate) fn write(&self, to: &mut Writer) -> std::io::Result<()> {
-        to.write(MESSAGE, &[&self.encode()])
+        to.write(MESSAGE, &[], &mut self.encode())
     }
 
     /// Reads one message of at most so many bytes.

@@ -10,16 +10,18 @@
 //! - [`tcp`]: within the frames, over several connections;
 //! - [`shared`]: through memory that the receiver makes and both map; frames only say where.
 //!
-//! Every frame carries a checksum that is keyed for this one connection: damage is found, and so is
-//! whatever somebody else put in. Nothing is encrypted: prompts and KV belong on a private network.
+//! Frames are encrypted and authenticated for this one connection: damage is found, and so is whatever
+//! somebody else put in. Whoever holds the node token can read what was recorded: it is no substitute for
+//! a private network.
 //!
 //! A window bounds what is on its way: the sender has no more blocks in flight than the window has
 //! places, and the receiver takes no more out of the socket than it has room for. The step loops at both
 //! ends never wait: they put blocks into a window, or take them out of a queue; threads of [`server`] and
 //! [`client`] do the rest.
 //!
-//! Left out on purpose: other layouts. A node that keeps its blocks in another format, or has other heads
-//! of the model, is refused by name; [`crate::kv::layout`] could convert.
+//! Blocks travel as the sender keeps them. A receiver that keeps them otherwise (wider values, another order
+//! of the keys' dimensions, some of the heads) converts them, on its own thread; what would lose a bit is
+//! refused by name.
 
 pub mod auth;
 pub mod client;
@@ -42,11 +44,13 @@ pub const TRANSFERS_MAX: usize = 64;
 /// Memory for blocks on their way, of one transfer at one end.
 pub const WINDOW_BYTES: usize = 8 << 20;
 /// Places of a window: two at least, so that one fills while the other travels.
-const WINDOW_PLACES: std::ops::RangeInclusive<usize> = 4..=64;
+const WINDOW_PLACES_MIN: usize = 4;
+/// And no more than so many.
+const WINDOW_PLACES_MAX: usize = 64;
 
 /// How many places a window for blocks of this size has.
 pub fn window_places(body_bytes: usize) -> usize {
-    (WINDOW_BYTES / body_bytes.max(1)).clamp(*WINDOW_PLACES.start(), *WINDOW_PLACES.end())
+    (WINDOW_BYTES / body_bytes.max(1)).clamp(WINDOW_PLACES_MIN, WINDOW_PLACES_MAX)
 }
 
 /// Names one handover. Drawn at random by whoever arranges it, and used once.

@@ -22,7 +22,9 @@ use super::sender::Sender;
 use super::shared::Places;
 use super::tcp::Buffers;
 use super::wire::{FREE, MESSAGE, MESSAGE_BYTES_MAX, Reader, Socket};
-use super::{Reason, TRANSFERS_MAX, TransferError, TransferId, Window, bytes_of_hex, hex};
+use super::{
+    Reason, TRANSFERS_MAX, TransferError, TransferId, WINDOW_PLACES_MAX, Window, bytes_of_hex, hex,
+};
 use crate::engine::{Accepted, Asked, AttachRequest, HOLD_MAX, Handle};
 use crate::kv::table::Scope;
 
@@ -37,6 +39,8 @@ const HEAR_TIMEOUT: Duration = Duration::from_secs(3600);
 const CONNECTIONS_MAX: usize = 4 * TRANSFERS_MAX;
 /// Of these, those that have not proved themselves: nodes take a round trip or two for it.
 const STRANGERS_MAX: usize = TRANSFERS_MAX;
+/// Bytes of a message about free places: all that a window has.
+const FREED_BYTES_MAX: usize = 4 * WINDOW_PLACES_MAX;
 /// After failing to accept (out of file descriptors), how long until the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -302,10 +306,11 @@ impl Desk {
             let head = reader.head()?;
             match head.kind {
                 FREE => {
-                    let mut place = [0; 4];
-                    reader.body_into(head, &mut [&mut place])?;
-                    if !sender.give_back(u32::from_le_bytes(place)) {
-                        return Err(TransferError::Malformed("a place that it did not have"));
+                    let places = reader.body(head, FREED_BYTES_MAX)?;
+                    let (places, rest) = places.as_chunks();
+                    let given = |place: &[u8; 4]| sender.give_back(u32::from_le_bytes(*place));
+                    if !rest.is_empty() || !places.iter().all(given) {
+                        return Err(TransferError::Malformed("places that it did not have"));
                     }
                 }
                 MESSAGE => match Message::decode(&reader.body(head, 4096)?)? {

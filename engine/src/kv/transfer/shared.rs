@@ -92,9 +92,10 @@ impl Inlet for Region {
         if head.kind != PLACED {
             return Err(TransferError::Malformed("a block that came another way"));
         }
-        let (mut block, mut place) = ([0; 4], [0; 4]);
-        from.body_into(head, &mut [&mut block, &mut place])?;
-        let place = u32::from_le_bytes(place);
+        let mut note = [0; 8];
+        from.body_into(head, &mut note, &mut [])?;
+        let note = u64::from_le_bytes(note);
+        let (block, place) = (note as u32, (note >> 32) as u32);
         let mut held = lock(&self.held);
         match held.get_mut(place as usize) {
             Some(held) if !*held => *held = true,
@@ -108,7 +109,7 @@ impl Inlet for Region {
             freed: self.freed.clone(),
             held: Arc::clone(&self.held),
         };
-        Ok((u32::from_le_bytes(block), Box::new(placed)))
+        Ok((block, Box::new(placed)))
     }
 }
 
@@ -153,7 +154,8 @@ impl Window for Places {
 
     fn send(&self, place: u32, block: u32, to: &mut Writer) -> io::Result<()> {
         lock(&self.state).1[place as usize] = true;
-        to.write(PLACED, &[&block.to_le_bytes(), &place.to_le_bytes()])
+        let note = u64::from(block) | u64::from(place) << 32;
+        to.write(PLACED, &note.to_le_bytes(), &mut [])
     }
 
     fn has_room(&self) -> bool {

@@ -55,8 +55,8 @@ impl Window for Buffers {
     }
 
     fn send(&self, place: u32, block: u32, to: &mut Writer) -> io::Result<()> {
-        let buffer = lock(&self.places[place as usize]);
-        let sent = to.write(BLOCK, &[&block.to_le_bytes(), &buffer]);
+        let mut buffer = lock(&self.places[place as usize]);
+        let sent = to.write(BLOCK, &block.to_le_bytes(), &mut buffer);
         drop(buffer);
         lock(&self.free).push(place);
         sent
@@ -151,7 +151,7 @@ impl Inlet for Spare {
         }
         let mut buffer = self.take(wanted)?;
         let mut block = [0; 4];
-        from.body_into(head, &mut [&mut block, &mut buffer.bytes])?;
+        from.body_into(head, &mut block, &mut buffer.bytes)?;
         Ok((u32::from_le_bytes(block), Box::new(buffer)))
     }
 }

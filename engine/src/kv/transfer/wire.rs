@@ -1,12 +1,14 @@
 //! How does a frame look on a connection, and how is it known to be whole and from the other node?
 //!
 //! ```text
-//! kind u8 | bytes u32 little-endian | body | checksum, 32 bytes
+//! kind u8 | bytes u32 little-endian | note | body | tag, 16 bytes
 //! ```
 //!
-//! The checksum is BLAKE3, keyed for this connection and this direction, over the frame's number, its
-//! head and its body: a frame that was damaged, forged, repeated or left out is found. Until both sides
-//! have keys ([`super::auth`]) frames have none.
+//! Frames are sealed with AES-128-GCM (NIST SP 800-38D) under a key of this connection and this direction;
+//! the nonce is the frame's number. The body is encrypted; the note, a few bytes that say which block it
+//! is, is not; both are covered by the tag, as is the head: a frame that was damaged, forged, repeated or
+//! left out is found. `bytes` counts note and body. Until both sides have keys ([`super::auth`]) frames are
+//! plain and have no tag.
 //!
 //! Every kind has a largest body, checked before anything is allocated or read.
 
@@ -16,15 +18,17 @@ use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use ring::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
+
 use super::TransferError;
 
 /// A message as JSON.
 pub const MESSAGE: u8 = 1;
-/// A block within the frame: its number (u32 little-endian), its bytes.
+/// A block within the frame: its number (u32 little-endian) as the note, its bytes as the body.
 pub const BLOCK: u8 = 2;
-/// A block in shared memory: its number and its place there (both u32 little-endian).
+/// A block in shared memory: its number and its place there (both u32 little-endian) as the note.
 pub const PLACED: u8 = 3;
-/// A place in shared memory that is free again (u32 little-endian).
+/// Places in shared memory that are free again (u32 little-endian each) as the body.
 pub const FREE: u8 = 4;
 
 /// Bytes of a message: prompts that are asked for by their tokens are the longest.
@@ -32,7 +36,8 @@ pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// Bytes of a message before the other side is known.
 pub const GREETING_BYTES_MAX: usize = 2 << 10;
 const HEAD_BYTES: usize = 5;
-const SUM_BYTES: usize = blake3::OUT_LEN;
+const NOTE_BYTES_MAX: usize = 8;
+const TAG_BYTES: usize = 16;
 
 /// A connection to another node.
 #[derive(Debug)]
@@ -108,30 +113,76 @@ impl Write for &Socket {
 }
 
 /// One direction's key and the number of its next frame.
-#[derive(Clone)]
-struct Sums {
-    key: [u8; 32],
+struct Seal {
+    key: LessSafeKey,
     next: u64,
 }
 
-impl Sums {
-    fn sum(&mut self, head: &[u8], parts: &[&[u8]]) -> blake3::Hash {
-        let mut hasher = blake3::Hasher::new_keyed(&self.key);
-        hasher.update(&self.next.to_le_bytes());
-        hasher.update(head);
-        for part in parts {
-            hasher.update(part);
+impl Seal {
+    fn new(key: &[u8; 32]) -> Self {
+        // The keys of a connection are one hash's output: half of one is as good a key.
+        let key = UnboundKey::new(&AES_128_GCM, &key[..AES_128_GCM.key_len()]);
+        Self {
+            key: LessSafeKey::new(key.expect("a key of just that length")),
+            next: 0,
         }
+    }
+
+    /// Never the same twice: 2^64 frames are more than any connection has.
+    fn nonce(&mut self) -> Nonce {
+        let mut nonce = [0; NONCE_LEN];
+        nonce[..8].copy_from_slice(&self.next.to_le_bytes());
         self.next += 1;
-        hasher.finalize()
+        Nonce::assume_unique_for_key(nonce)
+    }
+
+    fn seal(&mut self, said: Said, body: &mut [u8]) -> io::Result<Tag> {
+        let nonce = self.nonce();
+        let sealed = self.key.seal_in_place_separate_tag(nonce, said.aad(), body);
+        // Fails for bodies of over 64 GB alone.
+        sealed.map_err(|_| io::ErrorKind::InvalidInput.into())
+    }
+
+    fn open(&mut self, said: Said, body: &mut [u8], tag: Tag) -> Result<(), TransferError> {
+        let nonce = self.nonce();
+        let opened = self
+            .key
+            .open_in_place_separate_tag(nonce, said.aad(), tag, body, 0..);
+        opened.map(drop).map_err(|_| TransferError::Damaged)
     }
 }
 
-/// One direction of a connection, with the key of its checksums once there is one.
+/// What of a frame is authenticated and not encrypted: head and note.
+#[derive(Clone, Copy)]
+struct Said {
+    bytes: [u8; HEAD_BYTES + NOTE_BYTES_MAX],
+    length: usize,
+}
+
+impl Said {
+    fn new(head: Head, note: &[u8]) -> Self {
+        let mut bytes = [0; HEAD_BYTES + NOTE_BYTES_MAX];
+        bytes[0] = head.kind;
+        bytes[1..HEAD_BYTES].copy_from_slice(&(head.bytes as u32).to_le_bytes());
+        bytes[HEAD_BYTES..][..note.len()].copy_from_slice(note);
+        let length = HEAD_BYTES + note.len();
+        Self { bytes, length }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    fn aad(&self) -> Aad<&[u8]> {
+        Aad::from(self.as_bytes())
+    }
+}
+
+/// One direction of a connection, with its key once there is one.
 pub struct Half<D> {
     socket: Socket,
     until: Option<Instant>,
-    sums: Option<Sums>,
+    seal: Option<Seal>,
     direction: PhantomData<D>,
 }
 
@@ -163,15 +214,15 @@ impl<D> Half<D> {
         Self {
             socket,
             until: None,
-            sums: None,
+            seal: None,
             direction: PhantomData,
         }
     }
 
     /// From the next frame on with this key.
     pub fn keyed(self, key: [u8; 32]) -> Self {
-        let sums = Some(Sums { key, next: 0 });
-        Self { sums, ..self }
+        let seal = Some(Seal::new(&key));
+        Self { seal, ..self }
     }
 
     /// The connection.
@@ -181,20 +232,21 @@ impl<D> Half<D> {
 }
 
 impl Writer {
-    /// Sends one frame whose body is these parts.
-    pub fn write(&mut self, kind: u8, parts: &[&[u8]]) -> io::Result<()> {
-        let bytes: usize = parts.iter().map(|part| part.len()).sum();
-        let bytes = u32::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let mut head = [kind; HEAD_BYTES];
-        head[1..].copy_from_slice(&bytes.to_le_bytes());
-        let sum = self.sums.as_mut().map(|sums| sums.sum(&head, parts));
-        let sum = sum.as_ref().map(|sum| &sum.as_bytes()[..]);
+    /// Sends one frame. Its body is encrypted where it lies; a note has at most 8 bytes.
+    pub fn write(&mut self, kind: u8, note: &[u8], body: &mut [u8]) -> io::Result<()> {
+        let bytes = note.len() + body.len();
+        if note.len() > NOTE_BYTES_MAX || u32::try_from(bytes).is_err() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let said = Said::new(Head { kind, bytes }, note);
+        let seal = self.seal.as_mut();
+        let tag = seal.map(|seal| seal.seal(said, body)).transpose()?;
+        let tag = tag.as_ref().map_or(&[][..], AsRef::as_ref);
         // In one call, and as few packets as can be.
-        let all = std::iter::once(&head[..])
-            .chain(parts.iter().copied())
-            .chain(sum);
-        let mut slices: Vec<_> = all.map(IoSlice::new).collect();
+        let mut slices = [said.as_bytes(), body, tag].map(IoSlice::new);
         let mut slices = &mut slices[..];
+        // Those at the end may have nothing in them.
+        IoSlice::advance_slices(&mut slices, 0);
         while !slices.is_empty() {
             match (&self.socket).write_vectored(slices) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -212,7 +264,7 @@ impl Writer {
 pub struct Head {
     /// Its kind.
     pub kind: u8,
-    /// Bytes of its body.
+    /// Bytes of its note and body.
     pub bytes: usize,
 }
 
@@ -253,38 +305,37 @@ impl Reader {
         })
     }
 
-    /// Reads a short body, of at most `most` bytes.
+    /// Reads a short body without a note, of at most `most` bytes.
     pub fn body(&mut self, head: Head, most: usize) -> Result<Vec<u8>, TransferError> {
         if head.bytes > most {
             return Err(oversized(head));
         }
         let mut body = vec![0; head.bytes];
-        self.body_into(head, &mut [&mut body])?;
+        self.body_into(head, &mut [], &mut body)?;
         Ok(body)
     }
 
-    /// Reads a body of just these parts' length into them, and checks it.
-    pub fn body_into(&mut self, head: Head, parts: &mut [&mut [u8]]) -> Result<(), TransferError> {
-        if head.bytes != parts.iter().map(|part| part.len()).sum::<usize>() {
+    /// Reads a note and a body of just this length, and opens them. After an error they hold anything.
+    pub fn body_into(
+        &mut self,
+        head: Head,
+        note: &mut [u8],
+        body: &mut [u8],
+    ) -> Result<(), TransferError> {
+        if head.bytes != note.len() + body.len() {
             return Err(oversized(head));
         }
-        for part in &mut *parts {
-            self.fill(part).map_err(stalled)?;
-        }
-        if self.sums.is_none() {
+        self.fill(note).map_err(stalled)?;
+        self.fill(body).map_err(stalled)?;
+        if self.seal.is_none() {
             return Ok(());
         }
-        let mut sum = [0; SUM_BYTES];
-        self.fill(&mut sum).map_err(stalled)?;
-        let Some(sums) = &mut self.sums else {
+        let mut tag = [0; TAG_BYTES];
+        self.fill(&mut tag).map_err(stalled)?;
+        let Some(seal) = &mut self.seal else {
             return Ok(());
         };
-        let mut bytes = [head.kind; HEAD_BYTES];
-        bytes[1..].copy_from_slice(&(head.bytes as u32).to_le_bytes());
-        let parts: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
-        // Compares in constant time.
-        let whole = sums.sum(&bytes, &parts) == blake3::Hash::from_bytes(sum);
-        whole.then_some(()).ok_or(TransferError::Damaged)
+        seal.open(Said::new(head, note), body, Tag::from(tag))
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::{Control, Order, STREAMS, Wanted, lock};
 use crate::engine::{Handle, Inbound};
+use crate::kv::layout::{BlockLayout, convert_body};
 use crate::kv::transfer::auth::{Identity, Session, connect};
 use crate::kv::transfer::message::{self, Message};
 use crate::kv::transfer::shared::Region;
@@ -35,11 +36,27 @@ pub(super) struct Transfer<'a> {
     key: Option<String>,
 }
 
+/// A block as this node keeps it. It holds the place of what it was made from, which bounds how many there
+/// are.
+#[derive(Debug)]
+struct Converted {
+    bytes: Vec<u8>,
+    _place: Box<dyn Payload>,
+}
+
+impl Payload for Converted {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 /// What the connections of one attempt have heard.
 struct Heard<'a> {
     number: u64,
     engine: &'a Handle,
     control: &'a Control,
+    own: BlockLayout,
+    theirs: BlockLayout,
     state: Mutex<HeardState>,
     changed: Condvar,
 }
@@ -68,9 +85,10 @@ impl<'a> Transfer<'a> {
         let Session {
             mut reader,
             mut writer,
+            peer_layout,
             ..
         } = session;
-        let body_bytes = self.identity.layout.body_bytes();
+        let body_bytes = peer_layout.body_bytes();
         let (freed, free) = sync_channel(window_places(body_bytes));
         let inlet: Box<dyn Inlet> = match reader.socket() {
             Socket::Unix(stream) => {
@@ -90,6 +108,8 @@ impl<'a> Transfer<'a> {
             number: self.order.number,
             engine: self.engine,
             control: &self.order.control,
+            own: self.identity.layout,
+            theirs: peer_layout,
             state: Mutex::new(HeardState {
                 left: self.missing.iter().filter(|missing| **missing).count(),
                 missing: std::mem::take(&mut self.missing),
@@ -240,7 +260,7 @@ impl Heard<'_> {
                 BLOCK | PLACED => {
                     let wanted = || !self.control.is_cancelled();
                     let (block, payload) = inlet.receive(head, reader, &wanted)?;
-                    self.block(block, payload)?;
+                    self.block(block, self.converted(payload))?;
                 }
                 MESSAGE => match Message::decode(&reader.body(head, ANSWER_BYTES_MAX)?)? {
                     Message::Alive => {
@@ -258,6 +278,18 @@ impl Heard<'_> {
                 _ => return Err(TransferError::Malformed("a frame that senders do not send")),
             }
         }
+    }
+
+    fn converted(&self, payload: Box<dyn Payload>) -> Box<dyn Payload> {
+        if self.theirs == self.own {
+            return payload;
+        }
+        let mut bytes = vec![0; self.own.body_bytes()];
+        convert_body(&self.theirs, payload.bytes(), &self.own, &mut bytes);
+        Box::new(Converted {
+            bytes,
+            _place: payload,
+        })
     }
 
     /// Hands a block to the step loop. One that nobody asked for ends the transfer.
@@ -309,9 +341,11 @@ impl Heard<'_> {
 
 /// Tells the sender which places are free again.
 fn give_back(free: &Receiver<u32>, writer: &Mutex<Writer>) {
-    while let Ok(place) = free.recv() {
-        let freed = lock(writer).write(FREE, &[&place.to_le_bytes()]);
-        if freed.is_err() {
+    while let Ok(first) = free.recv() {
+        // All that have been freed meanwhile, in one message.
+        let places = std::iter::once(first).chain(free.try_iter());
+        let mut places: Vec<u8> = places.flat_map(u32::to_le_bytes).collect();
+        if lock(writer).write(FREE, &[], &mut places).is_err() {
             return;
         }
     }
