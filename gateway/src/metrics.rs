@@ -29,6 +29,7 @@ enum Name {
     Held,
     HoldRefusals,
     Handovers,
+    Fetches,
 }
 
 impl Name {
@@ -90,6 +91,10 @@ impl Name {
                 "homing_handovers_total",
                 "Turns that two nodes shared, by the one that computed the prompt and what came of it",
             ),
+            Self::Fetches => (
+                "homing_kv_fetches_total",
+                "Turns whose node was told to fetch KV from another one's cache, by that other one",
+            ),
             Self::DecisionsLeftOut => (
                 "homing_decisions_left_out_total",
                 "Decisions that the log could not take",
@@ -137,6 +142,8 @@ pub struct Metrics {
     credit: IntCounterVec,
     /// By the node that computed the prompt and what came of it.
     pub(crate) handovers: IntCounterVec,
+    /// By the node that holds the KV.
+    pub(crate) fetches: IntCounterVec,
     /// Turns held before a node is asked.
     pub(crate) held: IntGauge,
     /// Turns refused for want of room.
@@ -201,6 +208,7 @@ impl Metrics {
             routes: counters(Name::Routes, &["node", "reason"])?,
             credit: counters(Name::Credit, &["node", "what"])?,
             handovers: counters(Name::Handovers, &["node", "outcome"])?,
+            fetches: counters(Name::Fetches, &["node"])?,
             held: gauge(Name::Held)?,
             hold_refusals,
             decisions_left_out,

@@ -146,11 +146,7 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
         timeout_ms: job.timeout_left_ms(),
         retention_s: job.retention_s,
         body: job.body.clone(),
-        more: if hears {
-            token_fields(job)
-        } else {
-            String::new()
-        },
+        more: more(flow, &chosen, hears),
     };
     // Boxed, as below: Pingora's futures carry their parse buffers, some 20 KB.
     let send = Box::pin(gateway.upstream.send(&node, &request));
@@ -175,6 +171,22 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
         chosen,
     };
     answered(flow, answer).await
+}
+
+/// What the body gets besides the client's own.
+fn more(flow: &Flow<'_>, chosen: &Chosen, hears: bool) -> String {
+    let mut more = match hears {
+        true => token_fields(flow.job),
+        false => String::new(),
+    };
+    if let Some(giver) = &chosen.giver
+        && let Some(fetch) = giver.fetch(chosen.decision.fetched().ms)
+    {
+        more += &fetch;
+        let fetches = &flow.gateway.metrics.fetches;
+        fetches.with_label_values(&[giver.id().as_str()]).inc();
+    }
+    more
 }
 
 /// The head of an answer has come.

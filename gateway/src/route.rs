@@ -11,7 +11,7 @@ use cache_index::tiers::Tiers;
 use policies::pick::{Decision, Params, decide};
 use policies::view::{NodeView, RequestView, Splits};
 
-use crate::fleet::{Fleet, Node};
+use crate::fleet::{Fleet, Giver, Givers, Node};
 use crate::prompt::Planned;
 use crate::session::{Bindings, Known, SessionId};
 use dialects::error::{ApiError, ErrorKind};
@@ -22,6 +22,8 @@ pub(crate) struct Chosen {
     pub(crate) node: Arc<Node>,
     /// The one that computes the prompt, where that is another one.
     pub(crate) prefill: Option<Arc<Node>>,
+    /// The one from whose cache it fetches, where it counts on that.
+    pub(crate) giver: Option<Giver>,
     pub(crate) decision: Arc<Decision>,
 }
 
@@ -63,18 +65,22 @@ pub(crate) fn choose_among(
     let serving = |node: &&Arc<Node>| {
         may(&node.id) && node.model().is_some_and(|model| *model == *question.model)
     };
+    let held_by = |node: &Node| {
+        let found = known.iter().find(|(id, _)| *id == node.id);
+        found.map_or(Tiers::default(), |(_, held)| held.at_most(creditable))
+    };
+    let givers = givers(&nodes, question, held_by);
     let views: Vec<NodeView> = nodes
         .iter()
         .filter(serving)
         .map(|node| {
-            let held = known
-                .iter()
-                .find(|(id, _)| *id == node.id)
-                .map_or(Tiers::default(), |(_, held)| *held);
+            let held = held_by(node);
             let blocks = question.prompt.tokens / BLOCK_TOKENS as u64;
-            let held = held.at_most(creditable);
             let mut view = node.view_for(held, question.session.key, blocks);
             view.bound_sessions = bindings.bound_to(&node.id);
+            if let Some(giver) = givers.offer(node, held) {
+                giver.show(&mut view, node);
+            }
             view
         })
         .collect();
@@ -100,6 +106,7 @@ pub(crate) fn choose_among(
     let prefill = decision.pair().and_then(|pair| named(&pair.prefill));
     match named(&decision.node) {
         Some(node) => Ok(Chosen {
+            giver: giver_of(&givers, &node, held_by(&node), &decision),
             node,
             prefill,
             decision: Arc::new(decision),
@@ -109,6 +116,32 @@ pub(crate) fn choose_among(
             "The chosen node does not exist.",
         )),
     }
+}
+
+/// Who could give others what it holds of the prompt.
+fn givers(
+    nodes: &[Arc<Node>],
+    question: &Question<'_>,
+    held_by: impl Fn(&Node) -> Tiers,
+) -> Givers {
+    let mut givers = Givers::default();
+    if question.splits == Splits::No {
+        return givers;
+    }
+    let serves = |node: &Node| node.model().is_some_and(|model| *model == *question.model);
+    for node in nodes {
+        if !question.excluded.contains(&node.id) && serves(node) {
+            givers.consider(node, held_by(node));
+        }
+    }
+    givers
+}
+
+/// The one that the chosen node is to fetch from, if the decision counts on it.
+fn giver_of(givers: &Givers, node: &Node, own: Tiers, decision: &Decision) -> Option<Giver> {
+    let giver = givers.offer(node, own)?;
+    let needed = decision.pair().is_none() && giver.is_needed(decision.expected_cached_tokens, own);
+    needed.then(|| giver.clone())
 }
 
 /// The prompt's length as the policy sees it. An estimate is cut to what fits the largest node: it

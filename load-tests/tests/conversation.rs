@@ -228,3 +228,58 @@ async fn a_killed_node_costs_the_cache_and_nothing_else() {
         "credit promised on a node that never held it"
     );
 }
+
+#[tokio::test]
+async fn a_session_whose_node_drains_takes_its_cache_along() {
+    // Catches a session that is computed again where its cache could be fetched, and KV that is
+    // fetched and not billed as cached.
+    let stack = Stack::start(2);
+    let key = &stack.ready.api_key;
+    let model = Model::load();
+    let sessions = workload(1, 900, 17);
+    let session = &sessions[0];
+    let mut messages = vec![
+        message("system", &session.system),
+        message("user", &session.turns[0].message),
+    ];
+    let first = good(send(&stack, key, &turn("moves", &messages, 8)).await);
+    let before = first.header("x-homing-node").expect("a node").to_owned();
+    let held = model.prompt(&messages).len() as u64;
+    messages.push(message("assistant", &first.text()));
+    messages.push(message("user", &session.turns[1].message));
+
+    // A long answer keeps the node alive while it drains.
+    let long = {
+        let mut long = turn("moves", &messages, 700);
+        long.body["ignore_eos"] = Value::from(true);
+        long
+    };
+    let at_node = |name: &str| {
+        let (_, text) = get(&format!("{}/metrics", stack.ready.admin), None);
+        let of_node = format!("{name}{{node=\"{before}\"}}");
+        let lines: Vec<_> = text.lines().filter(|l| l.starts_with(&of_node)).collect();
+        support::metric(&lines.join("\n"), name)
+    };
+    let moves = async {
+        until(|| at_node("homing_node_requests_in_flight") == 1.0).await;
+        signal_process(stack.node(&before).pid, Signal::TERM);
+        until(|| at_node("homing_node_up") == 0.0).await;
+        good(send(&stack, key, &turn("moves", &messages, 8)).await)
+    };
+    let (kept, moved) = futures_util::future::join(send(&stack, key, &long), moves).await;
+    assert_eq!(good(kept).header("x-homing-node"), Some(before.as_str()));
+    assert_ne!(moved.header("x-homing-node"), Some(before.as_str()));
+    let usage = moved.usage.expect("checked");
+    assert!(usage.cached_tokens + 16 > held, "{usage:?} of {held}");
+    assert_eq!(stack.metric("homing_kv_fetches_total"), 1.0);
+    stack.stop(Signal::TERM);
+}
+
+/// Polls beside what else is under way.
+async fn until(holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < deadline, "it never comes");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}

@@ -6,6 +6,31 @@
 //! raises an estimate and never lowers it or makes one. What else a first token waits for on the second node is
 //! in the figure too, since turns wait for it all the same.
 
+/// Size of one token's KV where no node tells: what a model of 8 billion parameters with 8 KV heads
+/// has at 16 bits.
+pub(crate) const BYTES_PER_TOKEN: f64 = 131_072.0;
+/// How fast KV travels where nothing is known: what one TCP stream moves between two machines.
+pub(crate) const BYTES_PER_S: f64 = 1e9;
+/// What fetching from another node's cache takes before the first block: a connection, a greeting, a step
+/// at each end.
+const FETCH_BEGIN_MS: f64 = 10.0;
+/// Such blocks come behind both nodes' own steps: as slow as this many transfers alone.
+const FETCH_BESIDE_OTHERS: f64 = 2.0;
+
+pub(crate) fn known(told: Option<f64>, otherwise: f64) -> f64 {
+    let makes_sense = |figure: &f64| figure.is_finite() && *figure > 0.0;
+    told.filter(makes_sense).unwrap_or(otherwise)
+}
+
+/// Milliseconds for each of so many blocks of 16 tokens that a node fetches from another one's cache; a
+/// figure of 0 is not known.
+pub fn fetch_block_ms(blocks: usize, bytes_per_token: f64, bytes_per_s: f64) -> f64 {
+    let bytes = 16.0 * known(Some(bytes_per_token), BYTES_PER_TOKEN);
+    let alone_ms = bytes * 1000.0 / known(Some(bytes_per_s), BYTES_PER_S);
+    let blocks = f64::from(u32::try_from(blocks.max(1)).unwrap_or(u32::MAX));
+    FETCH_BESIDE_OTHERS * alone_ms + FETCH_BEGIN_MS / blocks
+}
+
 /// What is left of earlier measurements after a new one: about ten count, as links change.
 const KEEP: f64 = 0.9;
 /// Smaller handovers say more about latencies than about the rate.
@@ -116,5 +141,14 @@ mod tests {
         assert!((1.2e9..2e9).contains(&stalled), "{stalled}");
         handed.extend([(1e9, 500.0, 0.0); 30]);
         assert!(after(&handed) > 1.9e9);
+    }
+
+    #[test]
+    fn what_a_cache_elsewhere_costs() {
+        // 1.6 ms a block alone, and a tenth of the beginning.
+        assert!((fetch_block_ms(10, 100_000.0, 1e9) - 4.2).abs() < 1e-9);
+        let unknown = fetch_block_ms(10, 0.0, 0.0);
+        assert_eq!(unknown, fetch_block_ms(10, BYTES_PER_TOKEN, BYTES_PER_S));
+        assert!(fetch_block_ms(0, f64::NAN, -1.0).is_finite());
     }
 }

@@ -21,6 +21,7 @@ use crate::config::NodeConfig;
 use crate::tasks::Tasks;
 
 mod cache_events;
+mod giver;
 mod health;
 mod knowledge;
 mod load;
@@ -32,6 +33,7 @@ mod replay;
 mod tiers;
 
 use self::knowledge::Knowledge;
+pub(crate) use giver::{Giver, Givers};
 pub use load::{Dispatch, InFlight, Part};
 pub use node::{Facts, Node};
 pub use partner::KvInfo;

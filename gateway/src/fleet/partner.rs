@@ -42,30 +42,52 @@ impl Node {
     /// Whether it is to be asked about its KV now; `again` says whether it is time to repeat what
     /// was not answered.
     pub(super) fn wants_kv(&self, again: bool) -> bool {
-        self.duty.role != Role::Mixed
+        self.exchanges_kv()
             && (self.kv_doubtful.load(Ordering::Relaxed)
                 || (again && self.facts.load().kv.is_none()))
     }
 
-    /// How it hands KV over or takes it, as a decision sees it.
+    /// Whether it may have a half of a turn, or give what it holds to others.
+    fn exchanges_kv(&self) -> bool {
+        self.duty.role != Role::Mixed || self.is_ours_to_ask()
+    }
+
+    /// How it hands KV over or takes it, as a decision about two nodes sees it.
     pub(super) fn handover(&self, facts: &Facts) -> Option<Handover> {
         let kv = facts.kv.as_ref()?;
-        let told = |told: u64, configured: u64| if told > 0 { told } else { configured };
+        (self.duty.role != Role::Mixed).then(|| Handover {
+            protocol: self.duty.connector.as_str(),
+            bytes_per_token: self.kv_bytes_per_token(kv),
+            bytes_per_s: self.kv_bytes_per_s(),
+            overlaps_prefill: self.duty.connector.overlaps_prefill(),
+        })
+    }
+
+    /// Size of one token's KV: as told, else configured, else 0.
+    fn kv_bytes_per_token(&self, kv: &KvInfo) -> f64 {
+        match kv.bytes_per_token {
+            0 => to_f64(self.duty.kv_bytes_per_token),
+            told => to_f64(told),
+        }
+    }
+
+    /// How fast KV reaches it: measured, else configured, else 0.
+    fn kv_bytes_per_s(&self) -> f64 {
         let transfers = self.transfers.lock();
         let measured = transfers
             .unwrap_or_else(PoisonError::into_inner)
             .bytes_per_s();
-        let bytes_per_s = if measured > 0.0 {
+        if measured > 0.0 {
             measured
         } else {
             to_f64(self.duty.transfer_bytes_per_s)
-        };
-        Some(Handover {
-            protocol: self.duty.connector.as_str(),
-            bytes_per_token: to_f64(told(kv.bytes_per_token, self.duty.kv_bytes_per_token)),
-            bytes_per_s,
-            overlaps_prefill: self.duty.connector.overlaps_prefill(),
-        })
+        }
+    }
+
+    /// Milliseconds for each of so many blocks that it fetches from another node.
+    pub(super) fn fetch_block_ms(&self, giver: &KvInfo, blocks: usize) -> f64 {
+        let bytes_per_token = self.kv_bytes_per_token(giver);
+        policies::transfer::fetch_block_ms(blocks, bytes_per_token, self.kv_bytes_per_s())
     }
 
     /// Whether it can do nothing by itself: SGLang's nodes in these roles wait for each other.
@@ -90,7 +112,7 @@ fn to_f64(bytes: u64) -> f64 {
 
 /// Asks a node about its KV. One that does not answer takes no part in pairs until it does.
 pub(super) async fn learn(node: &Node, probe: &Probe, timeout: Duration) {
-    if node.duty.role == Role::Mixed {
+    if !node.exchanges_kv() {
         return;
     }
     node.kv_doubtful.store(false, Ordering::Relaxed);

@@ -223,6 +223,7 @@ async fn failed(
                     let chosen = Chosen {
                         node: Arc::clone(&prefill),
                         prefill: None,
+                        giver: None,
                         decision: chosen.decision,
                     };
                     (chosen, loads.prefill)

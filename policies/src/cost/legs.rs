@@ -7,13 +7,8 @@
 
 use super::{Candidate, Params, Terms, candidate, displaced_live, pool_wait_ms, prefill_rate};
 use super::{cached_tokens, to_f64};
+use crate::transfer::{BYTES_PER_S, BYTES_PER_TOKEN, known};
 use crate::view::{FleetView, NodeView, RequestView, Splits};
-
-/// Size of one token's KV where no node tells: what a model of 8 billion parameters with 8 KV heads
-/// has at 16 bits.
-const BYTES_PER_TOKEN: f64 = 131_072.0;
-/// How fast KV travels where nothing is known: what one TCP stream moves between two machines.
-const BYTES_PER_S: f64 = 1e9;
 
 /// The cost of computing the prompt on `node` for another one. It answers nothing, so that nobody's
 /// steps wait, and keeps its blocks only until they have been read.
@@ -84,9 +79,4 @@ pub(crate) fn moved_bytes(request: &RequestView, node: &NodeView) -> f64 {
 fn transfer_ms(request: &RequestView, node: &NodeView) -> f64 {
     let rate = node.handover.map(|handover| handover.bytes_per_s);
     moved_bytes(request, node) * 1000.0 / known(rate, BYTES_PER_S)
-}
-
-fn known(told: Option<f64>, otherwise: f64) -> f64 {
-    let makes_sense = |figure: &f64| figure.is_finite() && *figure > 0.0;
-    told.filter(makes_sense).unwrap_or(otherwise)
 }
