@@ -14,7 +14,7 @@ export CMAKE
 TARGET := $(or $(CARGO_TARGET_DIR),target)/release
 
 .PHONY: help run test setup build lint clients bench-engine bench-gateway bench-peers bench-policies bench-routing bench-decision \
-	check-vllm
+	check-vllm check-mooncake
 
 help:
 	@echo 'make run            build and serve: gateway on 127.0.0.1:8080, two engine nodes'
@@ -23,6 +23,7 @@ help:
 	@echo 'make clients        SDKs, frameworks and coding agents through the gateway, headless'
 	@echo 'make check-vllm     a real vLLM (CPU) says what it had cached, beside what the gateway expected'
 	@echo '                    (installs 6 GB; ~10 minutes)'
+	@echo 'make check-mooncake two engine nodes share KV through a real Mooncake Store (installs 200 MB; ~5 minutes)'
 	@echo 'make lint           formatting, clippy, documentation, tidy'
 	@echo 'make setup          only what run needs: cmake (.tools/), default model (models/)'
 	@echo 'make bench-engine   the engine beside the server of llama.cpp (builds it, ~10 minutes)'
@@ -57,6 +58,10 @@ clients: build
 # Not part of `make test`: it installs vLLM into .tools/vllm.
 check-vllm: build
 	@load-tests/scripts/check-vllm $(ARGS)
+
+# Not part of `make test`: it installs Mooncake into .tools/mooncake.
+check-mooncake:
+	@load-tests/scripts/check-mooncake $(ARGS)
 
 bench-engine: build
 	@load-tests/scripts/bench-engine $(ARGS)

@@ -81,6 +81,7 @@ impl Node {
             kv_blocks: u32::try_from(kv_blocks)?,
             host_blocks,
             disk,
+            shared: None,
             orders: None,
             step_tokens: 256,
             queue_max: 16,

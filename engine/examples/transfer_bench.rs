@@ -70,6 +70,7 @@ impl Node {
             kv_blocks: u32::try_from(kv_blocks)?,
             host_blocks: 0,
             disk: None,
+            shared: None,
             orders: Some(orders),
             step_tokens: 256,
             queue_max: 16,

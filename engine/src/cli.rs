@@ -4,6 +4,7 @@
 //! file sees an unchecked value.
 
 mod error;
+mod shared;
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -14,14 +15,16 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::engine::Pooling;
 use crate::kv::store::disk::Scope;
+use crate::kv::store::shared::mooncake::MooncakeConfig;
 use crate::model::OpsKind;
 use crate::request::constraint::FormatChoice;
 use crate::server::auth::NodeToken;
 use crate::server::role::Role;
 pub use error::ConfigError;
+use shared::SharedArgs;
 
 /// Where the node token is read from when no file is named.
-const TOKEN_ENV: &str = "HOMING_NODE_TOKEN";
+pub(crate) const TOKEN_ENV: &str = "HOMING_NODE_TOKEN";
 
 /// The Homing inference engine.
 #[derive(Debug, Parser)]
@@ -94,6 +97,8 @@ struct ServeArgs {
     /// What that folder may take.
     #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = parse_size)]
     kv_disk_size: u64,
+    #[command(flatten)]
+    shared: SharedArgs,
     /// Publish KV events at this ZMQ endpoint, e.g. tcp://127.0.0.1:5557; port 0 takes a free one.
     /// Events carry token ids in plain: loopback, or a private network.
     #[arg(long, value_name = "ENDPOINT", value_parser = parse_endpoint)]
@@ -211,6 +216,8 @@ pub struct Config {
     pub kv_host_bytes: u64,
     /// The disk tier below that one.
     pub kv_disk: Option<DiskConfig>,
+    /// The shared tier beside the disk.
+    pub kv_shared: Option<MooncakeConfig>,
     /// Where to publish events.
     pub events: Option<String>,
     /// Where to replay them.
@@ -314,6 +321,7 @@ impl ServeArgs {
             kv_memory_bytes: args.kv_memory,
             kv_host_bytes: args.kv_host_memory,
             kv_disk: disk(args.kv_disk, args.kv_disk_size, args.kv_host_memory)?,
+            kv_shared: args.shared.config(args.kv_host_memory, token.as_ref())?,
             events: args.events,
             replay: args.replay,
             replay_batches: in_range("replay-batches", args.replay_batches, 10_000_000)?,

@@ -6,14 +6,19 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus::{
-    Counter, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder,
+    Counter, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    TextEncoder,
 };
 
 use cache_index::block::BLOCK_TOKENS;
 
-use crate::kv::store::Tier;
 use crate::kv::transfer::Medium;
+
+mod shared;
+mod tiers;
+
+pub use shared::SharedMetrics;
+pub use tiers::TierMetrics;
 
 /// How a request ended, as a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,66 +81,6 @@ impl TransferMetrics {
     /// Bytes of blocks that were handed over this way.
     pub fn bytes_sent(&self, medium: Medium) -> IntCounter {
         self.bytes_sent.with_label_values(&[medium.as_str()])
-    }
-}
-
-/// Of the tiers below the KV pool.
-pub struct TierMetrics {
-    hit_tokens: IntCounterVec,
-    blocks: IntGaugeVec,
-    bytes: IntGaugeVec,
-    capacity: IntGaugeVec,
-    block_seconds: GaugeVec,
-    stored: IntCounterVec,
-    evicted: IntCounterVec,
-    /// Evicted blocks that were not worth keeping.
-    pub refused: IntCounter,
-    /// Seconds of the step loop that went into copying blocks back.
-    pub fetch_seconds: Counter,
-    /// Blocks that the disk was too busy or too full to take.
-    pub dropped: IntCounter,
-    /// Blocks on the disk whose bytes were not those that were written.
-    pub damaged: IntCounter,
-    /// Reads and writes of the disk that failed.
-    pub failed: IntCounter,
-    /// Requests that computed what the disk did not give in time.
-    pub late: IntCounter,
-}
-
-impl TierMetrics {
-    /// Prompt tokens that a tier served.
-    pub fn hit_tokens(&self, tier: Tier) -> IntCounter {
-        self.hit_tokens.with_label_values(&[tier.as_str()])
-    }
-
-    /// Blocks in a tier.
-    pub fn blocks(&self, tier: Tier) -> IntGauge {
-        self.blocks.with_label_values(&[tier.as_str()])
-    }
-
-    /// Bytes of them.
-    pub fn bytes(&self, tier: Tier) -> IntGauge {
-        self.bytes.with_label_values(&[tier.as_str()])
-    }
-
-    /// Blocks that a tier has room for.
-    pub fn capacity(&self, tier: Tier) -> IntGauge {
-        self.capacity.with_label_values(&[tier.as_str()])
-    }
-
-    /// Seconds until a block from a tier is in the pool, as measured lately.
-    pub fn block_seconds(&self, tier: Tier) -> Gauge {
-        self.block_seconds.with_label_values(&[tier.as_str()])
-    }
-
-    /// Blocks that went into a tier.
-    pub fn stored(&self, tier: Tier) -> IntCounter {
-        self.stored.with_label_values(&[tier.as_str()])
-    }
-
-    /// Blocks that had to make room in a tier.
-    pub fn evicted(&self, tier: Tier) -> IntCounter {
-        self.evicted.with_label_values(&[tier.as_str()])
     }
 }
 
@@ -210,6 +155,12 @@ impl Builder<'_> {
 
     fn counter(&self, name: &str, help: &str) -> IntCounter {
         let counter = IntCounter::with_opts(self.opts(name, help)).expect("the name is valid");
+        self.register(counter.clone());
+        counter
+    }
+
+    fn seconds(&self, name: &str, help: &str) -> Counter {
+        let counter = Counter::with_opts(self.opts(name, help)).expect("the name is valid");
         self.register(counter.clone());
         counter
     }
@@ -312,89 +263,6 @@ impl Builder<'_> {
         }
     }
 
-    fn block_seconds(&self) -> GaugeVec {
-        let opts = self.opts(
-            "homing:kv_tier_block_seconds",
-            "Seconds until a KV block from a tier is in the pool, measured lately; 0: not yet.",
-        );
-        let seconds = GaugeVec::new(opts, &["tier"]).expect("the name is valid");
-        self.register(seconds.clone());
-        seconds
-    }
-
-    fn tiers(&self) -> TierMetrics {
-        let counters = |name: &str, help: &str| {
-            let counters = IntCounterVec::new(self.opts(name, help), &["tier"]);
-            let counters = counters.expect("the name is valid");
-            counters.with_label_values(&[Tier::Host.as_str()]);
-            counters.with_label_values(&[Tier::Disk.as_str()]);
-            self.register(counters.clone());
-            counters
-        };
-        let gauges = |name: &str, help: &str| {
-            let gauges = IntGaugeVec::new(self.opts(name, help), &["tier"]);
-            let gauges = gauges.expect("the name is valid");
-            gauges.with_label_values(&[Tier::Host.as_str()]);
-            gauges.with_label_values(&[Tier::Disk.as_str()]);
-            self.register(gauges.clone());
-            gauges
-        };
-        let seconds = self.opts(
-            "homing:kv_tier_fetch_seconds_total",
-            "Seconds of steps that went into copying KV blocks back.",
-        );
-        let fetch_seconds = Counter::with_opts(seconds).expect("the name is valid");
-        self.register(fetch_seconds.clone());
-        TierMetrics {
-            hit_tokens: counters(
-                "homing:kv_tier_hit_tokens_total",
-                "Prompt tokens that a tier below the pool served.",
-            ),
-            blocks: gauges(
-                "homing:kv_tier_blocks",
-                "KV blocks in a tier below the pool.",
-            ),
-            bytes: gauges(
-                "homing:kv_tier_bytes",
-                "Bytes of KV in a tier below the pool.",
-            ),
-            capacity: gauges(
-                "homing:kv_tier_capacity_blocks",
-                "KV blocks that a tier below the pool has room for.",
-            ),
-            block_seconds: self.block_seconds(),
-            stored: counters(
-                "homing:kv_tier_stored_total",
-                "KV blocks that went into a tier.",
-            ),
-            evicted: counters(
-                "homing:kv_tier_evicted_total",
-                "KV blocks that had to make room in a tier.",
-            ),
-            refused: self.counter(
-                "homing:kv_tier_refused_total",
-                "KV blocks that left the pool and were not worth keeping.",
-            ),
-            fetch_seconds,
-            dropped: self.counter(
-                "homing:kv_disk_dropped_total",
-                "KV blocks that the disk was too busy or too full to take.",
-            ),
-            damaged: self.counter(
-                "homing:kv_disk_damaged_total",
-                "KV blocks on the disk that were found damaged.",
-            ),
-            failed: self.counter(
-                "homing:kv_disk_failed_total",
-                "Reads and writes of the KV disk that failed.",
-            ),
-            late: self.counter(
-                "homing:kv_disk_late_total",
-                "Requests that computed what the disk did not give in time.",
-            ),
-        }
-    }
-
     fn endings(&self) -> IntCounterVec {
         let opts = self.opts("vllm:request_success_total", "Requests that ended, by how.");
         let finished = IntCounterVec::new(opts, &["finished_reason"]).expect("the name is valid");
@@ -439,7 +307,7 @@ impl Metrics {
             ),
             tickets: b.tickets(),
             transfers: b.transfers(),
-            tiers: b.tiers(),
+            tiers: TierMetrics::new(&b),
             connections: b.gauge("homing:connections", "Open client connections."),
             prompt_tokens: b.counter("vllm:prompt_tokens_total", "Prompt tokens, cached or not."),
             generation_tokens: b.counter("vllm:generation_tokens_total", "Tokens sampled."),

@@ -35,6 +35,12 @@ pub enum ConfigError {
         /// The role.
         role: &'static str,
     },
+    /// A shared store, and no token.
+    #[error(
+        "--kv-shared puts KV blocks where anybody on the network may write: nodes know their own by the node \
+         token, so give --node-token-file, or set {TOKEN_ENV}"
+    )]
+    SharedToken,
     /// No token where one is demanded.
     #[error(
         "--listen {listen} reaches beyond this machine, so callers must present a node token: \

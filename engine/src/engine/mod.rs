@@ -45,6 +45,7 @@ use crate::error::{ApiError, Kind};
 use crate::events::EventLog;
 use crate::kv::pool::Pool;
 use crate::kv::store::disk::Disk;
+use crate::kv::store::shared::SharedTier;
 use crate::kv::store::{Store, TierChange};
 use crate::kv::transfer::client::Order;
 use crate::metrics::{Ending, Metrics};
@@ -95,6 +96,8 @@ pub struct Parts {
     pub host_blocks: usize,
     /// The disk tier below that one, which must be there then.
     pub disk: Option<Disk>,
+    /// The shared tier beside the disk; needs host memory too.
+    pub shared: Option<SharedTier>,
     /// Takes orders for blocks that other nodes have; none if this node asks for none.
     pub orders: Option<SyncSender<Order>>,
     /// Tokens in one step at most, see [`crate::scheduler::pace`].

@@ -24,6 +24,7 @@ use super::job::{HandOver, Job, Remote, TicketId};
 use super::pins::{HOLD_MAX, Pins};
 use super::sequence::{DiskWait, Sequence};
 use super::{Device, Engine};
+use crate::kv::store::Wanted;
 use crate::kv::table::{BlockTable, Scope};
 use crate::kv::transfer::sender::Sender;
 use crate::kv::transfer::{End, Reason, TransferError, TransferId};
@@ -393,13 +394,19 @@ impl Engine {
     /// would, and then gives it everything that is in memory.
     fn seek(&mut self, request: AttachRequest, answer: Answer, wait: DiskWait) {
         let in_time = Instant::now() < request.until && self.outgoing.seeking.len() < SEEKING_MAX;
-        if let Asked::Cached { chain, .. } = &request.asked
+        if let Asked::Cached {
+            chain,
+            tokens,
+            scope,
+        } = &request.asked
             && in_time
         {
-            let held = self.pool.overlap(chain).blocks;
-            let store = self.store.as_ref();
-            let found = held + store.map_or(0, |store| store.overlap(&chain[held..]));
-            let wait = self.read_on(&chain[found..], wait);
+            let wanted = Wanted {
+                chain,
+                tokens,
+                salt: scope.salt.as_ref(),
+            };
+            let wait = self.reads_for(&wanted, wait);
             if wait != DiskWait::Over {
                 self.outgoing.seeking.push((request, answer, wait));
                 return;

@@ -27,7 +27,7 @@ use crate::scheduler::join::Needs;
 use crate::scheduler::turns::{Contender, Share};
 use crate::scheduler::victim::Standing;
 
-/// How a waiting sequence stands with the disk tier.
+/// How a waiting sequence stands with the disk and the shared store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DiskWait {
     /// It may ask for its blocks.
@@ -55,7 +55,7 @@ pub(super) struct Sequence {
     pub(super) chain: Vec<BlockHash>,
     /// Tokens that it had from the cache when it joined, or found there when it last looked.
     pub(super) found: usize,
-    /// Whether it waits for the disk.
+    /// How it stands with the tiers below host memory.
     pub(super) disk: DiskWait,
     /// How it stands with the node that has its prompt.
     pub(super) coming: Coming,

@@ -9,11 +9,13 @@
 use std::time::{Duration, Instant};
 
 use cache_index::block::BlockHash;
+use prometheus::IntCounter;
 
 use super::sequence::DiskWait;
 use super::{BLOCK_TOKENS, Engine, Parts};
 use crate::kv::pool::Stored;
-use crate::kv::store::{Store, Tier, TierChange};
+use crate::kv::prefix::LastUse;
+use crate::kv::store::{Store, Tier, TierChange, Wanted};
 use crate::kv::table::BlockTable;
 use crate::scheduler::pace::StepWork;
 
@@ -25,13 +27,53 @@ pub(super) const FETCHED_MAX: usize = 128;
 pub(super) fn store(parts: &mut Parts) -> Option<Store> {
     let block_bytes = parts.device.block_bytes();
     let wanted = parts.host_blocks > 0 && block_bytes > 0;
-    wanted.then(|| Store::new(parts.host_blocks, block_bytes, parts.disk.take()))
+    wanted.then(|| {
+        let store = Store::new(parts.host_blocks, block_bytes, parts.disk.take());
+        store.sharing(parts.shared.take())
+    })
 }
 
 /// How often to look for what the disk has done while somebody waits for it.
 const LOOK_WAITING: Duration = Duration::from_micros(300);
 /// The same while nobody does: only the events wait.
 const LOOK_IDLE: Duration = Duration::from_millis(20);
+/// The same while nothing is on its way: what is told of a shared store is taken back when it is lost.
+const LOOK_AT_REST: Duration = Duration::from_secs(1);
+
+/// How whoever wants this chain, of which the first `found` blocks are in pool and host memory, goes on
+/// waiting for the tiers below.
+fn read_on(
+    (store, late): (&mut Store, &IntCounter),
+    wanted: &Wanted<'_>,
+    found: usize,
+    (wait, used): (DiskWait, LastUse),
+) -> DiskWait {
+    let Some(first) = wanted.chain.get(found).copied() else {
+        return DiskWait::Over;
+    };
+    let now = Instant::now();
+    let deadline = match wait {
+        DiskWait::Until(deadline) => Some(deadline),
+        DiskWait::Open if store.pays(first) => None,
+        DiskWait::Open | DiskWait::Over => return DiskWait::Over,
+    };
+    let blocks = store.below(&wanted.chain[found..]);
+    let rest = &wanted.chain[found + blocks..];
+    if deadline.is_some_and(|deadline| now >= deadline) {
+        let waits = blocks > 0 || store.is_reading(first) || store.is_asking(rest);
+        late.inc_by(u64::from(waits));
+        return DiskWait::Over;
+    }
+    let asks = store.ask(rest);
+    let reads = store.read(wanted, found..found + blocks, used);
+    if !(asks || reads || store.is_reading(first)) {
+        return DiskWait::Over;
+    }
+    DiskWait::Until(deadline.unwrap_or_else(|| {
+        let blocks = if blocks > 0 { blocks } else { rest.len() };
+        now + Duration::from_secs_f64(store.rates.patience_ms(blocks) / 1e3)
+    }))
+}
 
 impl Engine {
     /// Takes the pool's changes over, and keeps what it evicted.
@@ -53,54 +95,49 @@ impl Engine {
 
     /// When to look at the disk again, if nothing else is to do.
     pub(super) fn next_look(&self) -> Option<Duration> {
-        let busy = self.store.as_ref().is_some_and(Store::is_busy);
         let waited_for = self.waiting.iter().any(|s| !s.waits_for_node()) || self.outgoing.seeks();
-        (busy || waited_for).then_some(if waited_for { LOOK_WAITING } else { LOOK_IDLE })
+        let store = self.store.as_ref();
+        match store {
+            _ if waited_for => Some(LOOK_WAITING),
+            Some(store) if store.is_busy() => Some(LOOK_IDLE),
+            Some(store) if store.must_be_watched() => Some(LOOK_AT_REST),
+            _ => None,
+        }
     }
 
     /// Whether this waiting sequence, `found` of whose blocks are in pool and host memory, should
-    /// wait on for others that are on the disk.
+    /// wait on for others that are on the disk or in the shared store.
     pub(super) fn reads(&mut self, index: usize, found: usize) -> bool {
+        let Some(store) = &mut self.store else {
+            return false;
+        };
         let sequence = &mut self.waiting[index];
-        let (chain, wait) = (std::mem::take(&mut sequence.chain), sequence.disk);
-        let wait = self.read_on(&chain[found..], wait);
-        let sequence = &mut self.waiting[index];
-        sequence.chain = chain;
-        sequence.disk = wait;
+        let wanted = Wanted {
+            chain: &sequence.chain,
+            tokens: &sequence.tokens,
+            salt: sequence.job.scope.salt.as_ref(),
+        };
+        let late = &self.parts.metrics.tiers.late;
+        let now = self.pool.now();
+        sequence.disk = read_on((store, late), &wanted, found, (sequence.disk, now));
         sequence.waits_for_disk()
     }
 
-    /// How whoever wants these blocks, the first of which is in neither pool nor host memory, goes on
-    /// waiting for the disk.
-    pub(super) fn read_on(&mut self, rest: &[BlockHash], wait: DiskWait) -> DiskWait {
+    /// The same for another node, which has asked for this chain: what is on the disk here, or known to
+    /// be in the shared store.
+    pub(super) fn reads_for(&mut self, wanted: &Wanted<'_>, wait: DiskWait) -> DiskWait {
+        let held = self.pool.overlap(wanted.chain).blocks;
         let Some(store) = &mut self.store else {
             return DiskWait::Over;
         };
-        let blocks = store.on_disk(rest);
-        let coming = rest.first().is_some_and(|hash| store.is_reading(*hash));
-        if wait == DiskWait::Over || (blocks == 0 && !coming) {
-            return DiskWait::Over;
-        }
-        let until = match wait {
-            DiskWait::Until(deadline) if Instant::now() < deadline => deadline,
-            DiskWait::Until(_) => {
-                self.parts.metrics.tiers.late.inc();
-                return DiskWait::Over;
-            }
-            _ if !store.rates.read_pays() => {
-                store.rates.forgive_reading();
-                return DiskWait::Over;
-            }
-            _ => {
-                let patience_ms = store.rates.patience_ms(blocks);
-                Instant::now() + Duration::from_secs_f64(patience_ms / 1e3)
-            }
+        let found = held + store.overlap(&wanted.chain[held..]);
+        let known = found + store.below(&wanted.chain[found..]);
+        let wanted = Wanted {
+            chain: &wanted.chain[..known],
+            ..*wanted
         };
-        if store.read(&rest[..blocks]) || coming {
-            DiskWait::Until(until)
-        } else {
-            DiskWait::Over
-        }
+        let late = &self.parts.metrics.tiers.late;
+        read_on((store, late), &wanted, found, (wait, self.pool.now()))
     }
 
     pub(super) fn take_changes(&mut self) {
@@ -217,19 +254,21 @@ impl Engine {
         tiers
             .bytes(Tier::Host)
             .set((store.host_blocks() * bytes) as i64);
-        let Some(moved) = store.take_disk_moved() else {
-            return;
-        };
-        tiers.stored(Tier::Disk).inc_by(moved.stored);
-        tiers.evicted(Tier::Disk).inc_by(moved.evicted);
-        let read = moved.read * BLOCK_TOKENS as u64;
-        tiers.hit_tokens(Tier::Disk).inc_by(read);
-        tiers.dropped.inc_by(moved.dropped);
-        tiers.damaged.inc_by(moved.damaged);
-        tiers.failed.inc_by(moved.failed);
-        tiers.blocks(Tier::Disk).set(store.disk_blocks() as i64);
         tiers
-            .bytes(Tier::Disk)
-            .set((store.disk_blocks() * bytes) as i64);
+            .block_seconds(Tier::Shared)
+            .set(store.rates.shared_block_s());
+        if let Some(moved) = store.take_disk_moved() {
+            let blocks = store.disk_blocks();
+            tiers.count_disk(&moved, blocks, blocks * bytes);
+        }
+        if let Some(moved) = store.take_shared_moved() {
+            tiers.shared.count(&moved, bytes);
+        }
+        if let Some(shared) = store.shared() {
+            let told = shared.told_blocks();
+            tiers.blocks(Tier::Shared).set(told as i64);
+            tiers.bytes(Tier::Shared).set((told * bytes) as i64);
+            tiers.shared.up.set(i64::from(shared.is_up()));
+        }
     }
 }

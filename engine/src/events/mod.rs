@@ -189,6 +189,7 @@ fn medium(tier: Tier) -> Option<Medium> {
         Tier::Device => None,
         Tier::Host => Some(Medium::Host),
         Tier::Disk => Some(Medium::Disk),
+        Tier::Shared => Some(Medium::Shared),
     }
 }
 

@@ -39,6 +39,9 @@ pub enum ServeError {
     /// The disk tier cannot be used.
     #[error(transparent)]
     Disk(#[from] DiskError),
+    /// The shared tier cannot be used.
+    #[error("cannot start the shared KV tier: {0}")]
+    Shared(std::io::Error),
     /// An address is taken or not ours.
     #[error("cannot listen at {address}: {source}")]
     Listen {

@@ -27,6 +27,8 @@ use crate::cli::Config;
 use crate::engine::{self, Handle, Parts, Show};
 use crate::events::EventLog;
 use crate::kv::store::disk::{Disk, Identity};
+use crate::kv::store::shared::mooncake::Mooncake;
+use crate::kv::store::shared::{Seal, SharedTier};
 use crate::metrics::Metrics;
 use crate::model::{GgufFile, Model, ModelOptions};
 use crate::parallel::RankGroup;
@@ -197,6 +199,7 @@ fn parts(
         }
         None => None,
     };
+    let shared = shared(config, &model, fingerprint).map_err(ServeError::Shared)?;
     let (vocab, layers) = (model.shape().vocab, model.shape().layers);
     Ok(Parts {
         device: Box::new(RankGroup::alone(model)),
@@ -214,12 +217,31 @@ fn parts(
         kv_blocks: pool.blocks,
         host_blocks: pool.host_blocks,
         disk,
+        shared,
         orders: None,
         step_tokens: config.step_tokens,
         queue_max: config.queue_max,
         metrics,
         events,
     })
+}
+
+/// The shared tier, if one is asked for; there is a token then.
+fn shared(
+    config: &Config,
+    model: &Model,
+    fingerprint: [u8; 32],
+) -> std::io::Result<Option<SharedTier>> {
+    let Some((store, token)) = config.kv_shared.as_ref().zip(config.token.as_ref()) else {
+        return Ok(None);
+    };
+    let layout = model.block_layout();
+    let seal = Seal::new(token.store_key(), &layout, layout.body_bytes(), fingerprint);
+    let shared = SharedTier::start(seal, |object_bytes, ends| {
+        let store = Mooncake::new(store.clone(), object_bytes, ends)?;
+        Ok(Box::new(store))
+    })?;
+    Ok(Some(shared))
 }
 
 /// What was made of the file.
@@ -298,6 +320,7 @@ fn announce(config: &Config, addresses: &Addresses, pool: PoolSize) {
         "pid": std::process::id(),
         "kv_blocks": pool.blocks,
         "kv_host_blocks": pool.host_blocks,
+        "kv_shared": config.kv_shared.as_ref().map(|store| format!("mooncake://{}", store.master)),
         "max_model_len": pool.max_model_len,
     });
     let mut stdout = std::io::stdout().lock();

@@ -9,7 +9,7 @@ use prompt::gguf::Header;
 
 use super::memory::{Available, Of};
 use crate::cli::Config;
-use crate::kv::store::disk::BUFFER_BYTES;
+use crate::kv::store::{disk, shared};
 use crate::model::{Model, ModelConfig, OpsKind};
 use crate::scheduler::RUNNING_MAX;
 
@@ -41,7 +41,7 @@ pub enum PoolSizeError {
     /// More than there is.
     #[error(
         "this node does not fit: {weights} bytes of weights + {pool} of KV pool (--kv-memory) + \
-         {host} of host tier (--kv-host-memory) + {scratch} of scratch = {sum} bytes, and {of} has {available} bytes of memory available; \
+         {host} of host tier (--kv-host-memory), --kv-shared-memory and buffers + {scratch} of scratch = {sum} bytes, and {of} has {available} bytes of memory available; \
          {advice}"
     )]
     TooLarge {
@@ -97,7 +97,7 @@ impl Fixed {
 pub(super) struct Given {
     pub(super) pool: u64,
     pub(super) host: u64,
-    /// For blocks on their way to and from the disk.
+    /// For blocks on their way to and from disk and shared store, and what is given to that store.
     pub(super) buffers: u64,
 }
 
@@ -106,7 +106,17 @@ impl Given {
         Self {
             pool: config.kv_memory_bytes,
             host: config.kv_host_bytes,
-            buffers: config.kv_disk.as_ref().map_or(0, |_| BUFFER_BYTES as u64),
+            buffers: {
+                let disk = config.kv_disk.as_ref();
+                let disk = disk.map_or(0, |_| disk::BUFFER_BYTES as u64);
+                let shared = config.kv_shared.as_ref();
+                let shared = shared.map_or(0, |store| {
+                    store
+                        .segment_bytes
+                        .saturating_add(shared::BUFFER_BYTES as u64)
+                });
+                disk.saturating_add(shared)
+            },
         }
     }
 }

@@ -23,6 +23,11 @@ impl NodeToken {
         blake3::derive_key("homing 2026-11 kv transfer", self.0.as_bytes())
     }
 
+    /// The key by which nodes know each other's blocks in a store that others reach too.
+    pub fn store_key(&self) -> [u8; 32] {
+        blake3::derive_key("homing 2026-11 shared kv store", self.0.as_bytes())
+    }
+
     fn matches(&self, presented: &str) -> bool {
         // `blake3::Hash` compares in constant time.
         self.0 == blake3::hash(presented.as_bytes())

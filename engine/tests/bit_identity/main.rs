@@ -8,9 +8,12 @@
 mod blocks;
 mod broken;
 mod memory;
+#[path = "../mooncake_twin/mod.rs"]
+mod mooncake_twin;
 mod ranks;
 mod refusals;
 mod seams;
+mod shared;
 mod tiers;
 mod tiny;
 

@@ -158,6 +158,7 @@ fn answers(ranks: RankGroup, prompts: &[Vec<u32>]) -> Vec<String> {
         kv_blocks: kv_blocks as u32,
         host_blocks: 0,
         disk: None,
+        shared: None,
         orders: None,
         step_tokens: 24,
         queue_max: prompts.len(),

@@ -10,6 +10,7 @@ use cache_index::block::{Namespace, hash_chain};
 use engine::engine::{Handle, Job, Output, Parts};
 use engine::kv::store::Tier;
 use engine::kv::store::disk::{Disk, Identity};
+use engine::kv::store::shared::SharedTier;
 use engine::kv::table::Scope;
 use engine::metrics::Metrics;
 use engine::model::{BlockId, GgufFile, Model, ModelOptions, OpsKind};
@@ -18,7 +19,7 @@ use engine::parallel::RankGroup;
 use super::file_of;
 use super::tiny::{self, Noise, Tiny};
 
-fn group(path: &Path, ops: OpsKind, ranks: usize, kv_blocks: usize) -> RankGroup {
+pub(super) fn group(path: &Path, ops: OpsKind, ranks: usize, kv_blocks: usize) -> RankGroup {
     let file = GgufFile::open(path).expect("the model opens");
     let options = ModelOptions {
         ops,
@@ -28,14 +29,23 @@ fn group(path: &Path, ops: OpsKind, ranks: usize, kv_blocks: usize) -> RankGroup
     RankGroup::in_process(ranks, &file, &options).expect("the model loads")
 }
 
-struct Node {
+pub(super) struct Node {
     handle: Handle,
     thread: std::thread::JoinHandle<()>,
-    metrics: Arc<Metrics>,
+    pub(super) metrics: Arc<Metrics>,
 }
 
 impl Node {
     fn start(ranks: RankGroup, kv_blocks: usize, host_blocks: usize, disk: Option<Disk>) -> Node {
+        Self::sharing(ranks, (kv_blocks, host_blocks), disk, None)
+    }
+
+    pub(super) fn sharing(
+        ranks: RankGroup,
+        (kv_blocks, host_blocks): (usize, usize),
+        disk: Option<Disk>,
+        shared: Option<SharedTier>,
+    ) -> Node {
         let metrics = Arc::new(Metrics::new("tiny", kv_blocks));
         let parts = Parts {
             vocab: ranks.first().shape().vocab,
@@ -46,6 +56,7 @@ impl Node {
             kv_blocks: kv_blocks as u32,
             host_blocks,
             disk,
+            shared,
             orders: None,
             step_tokens: 24,
             queue_max: 64,
@@ -88,14 +99,14 @@ impl Node {
         }
     }
 
-    fn end(self) {
+    pub(super) fn end(self) {
         self.handle.stop();
         self.thread.join().expect("the engine ends");
     }
 }
 
 /// Growing conversations that take turns: by the time of its next turn each has been pushed out.
-fn play(node: &Node) -> (Vec<Vec<(u32, u32)>>, usize) {
+pub(super) fn play(node: &Node) -> (Vec<Vec<(u32, u32)>>, usize) {
     let mut noise = Noise(71);
     let mut tokens = |count: usize| -> Vec<u32> {
         (0..count)

@@ -13,8 +13,11 @@ mod clients;
 mod common;
 mod events;
 mod forms;
+#[path = "../mooncake_twin/mod.rs"]
+mod mooncake_twin;
 mod other;
 mod process;
+mod shared;
 mod tiers;
 mod tools;
 mod transfer;

@@ -50,6 +50,7 @@ impl Node {
             kv_blocks,
             host_blocks: kv_blocks as usize,
             disk: None,
+            shared: None,
             orders: None,
             step_tokens: 64,
             queue_max: 4096,

@@ -11,6 +11,7 @@ mod fair;
 mod grammar;
 mod many;
 mod pinned;
+mod shared;
 mod speculate;
 mod stepper;
 mod tiers;
@@ -181,6 +182,7 @@ fn parts(kv_blocks: u32, gate: Arc<Gate>) -> Parts {
         kv_blocks,
         host_blocks: 0,
         disk: None,
+        shared: None,
         orders: None,
         step_tokens: 64,
         queue_max: 4096,

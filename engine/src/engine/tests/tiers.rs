@@ -8,6 +8,7 @@ use std::path::Path;
 use cache_index::event::{EngineHash, KvEvent, Medium};
 use cache_index::wire::decode_batch;
 
+use super::shared::Memory;
 use super::stepper::Stepper;
 use super::*;
 use crate::events::EventLog;
@@ -16,7 +17,7 @@ use crate::kv::store::disk::{Disk, Drive, Identity};
 use crate::kv::store::index::Slot;
 use crate::kv::store::{Store, Tier};
 
-fn cached(stepper: &mut Stepper, prompt: &[u32], output: usize) -> usize {
+pub(super) fn cached(stepper: &mut Stepper, prompt: &[u32], output: usize) -> usize {
     let mut told = stepper.submit(job(prompt, output, None));
     stepper.finish(&mut told);
     assert_eq!(told.tokens(), answer(prompt, output));
@@ -114,7 +115,7 @@ fn with_disk(kv_blocks: u32, host_blocks: usize, disk: Disk) -> Stepper {
 }
 
 /// Steps until the drive has nothing left to do.
-fn settle(stepper: &mut Stepper) {
+pub(super) fn settle(stepper: &mut Stepper) {
     let busy = |stepper: &Stepper| stepper.engine.store.as_ref().is_some_and(Store::is_busy);
     while busy(stepper) {
         stepper.step();
@@ -226,6 +227,7 @@ impl Reader {
             None => Tier::Device,
             Some(Medium::Host) => Tier::Host,
             Some(Medium::Disk) => Tier::Disk,
+            Some(Medium::Shared) => Tier::Shared,
             Some(other) => unreachable!("no such tier here: {other:?}"),
         }
     }
@@ -288,6 +290,7 @@ fn the_events_tell_where_everything_lies() {
     let mut stepper = Stepper::new(Parts {
         host_blocks: 12,
         disk: Some(disk(folder.path(), 60)),
+        shared: Some(super::shared::tier(&Memory::default())),
         events: Some(Arc::clone(&log)),
         ..parts(24, Arc::default())
     });
@@ -322,5 +325,6 @@ fn the_events_tell_where_everything_lies() {
     reader.hear(&log, &mut next);
     assert!(reader.held[&Tier::Host].len() > 5, "the tier was in use");
     assert!(reader.held[&Tier::Disk].len() > 20, "and the disk");
+    assert!(reader.held[&Tier::Shared].len() > 20, "and the store");
     stepper.end();
 }

@@ -14,7 +14,7 @@ const WEIGHT: f64 = 0.2;
 /// that fetching is tried again some time: a rate that nobody measures would stay for ever.
 const FORGIVEN: f64 = 0.9;
 
-/// The shortest and the longest wait for a disk, in milliseconds: a drive's slowest ordinary read,
+/// The shortest and the longest wait for a disk or a store, in milliseconds: a drive's slowest ordinary read,
 /// and what a client would take for a failure.
 const PATIENCE_MS: (f64, f64) = (20.0, 2_000.0);
 
@@ -34,6 +34,8 @@ pub struct Rates {
     copied_ms: Option<f64>,
     /// Milliseconds to read one block from the disk.
     read_ms: Option<f64>,
+    /// Milliseconds to bring one block from the shared store.
+    bring_ms: Option<f64>,
     /// Milliseconds to compute one token of a prompt.
     compute_ms: Option<f64>,
     /// Nothing is learnt any more.
@@ -48,6 +50,7 @@ impl Rates {
             fetch_ms: Some(0.0),
             copied_ms: None,
             read_ms: Some(0.0),
+            bring_ms: Some(0.0),
             compute_ms: Some(1.0),
             frozen: true,
         }
@@ -68,6 +71,11 @@ impl Rates {
         self.note(|rates| &mut rates.read_ms, ms);
     }
 
+    /// Takes a measured way of one block from the shared store.
+    pub fn brought(&mut self, ms: f64) {
+        self.note(|rates| &mut rates.bring_ms, ms);
+    }
+
     /// Takes a measured pass over so many tokens of prompts.
     pub fn computed(&mut self, tokens: usize, ms: f64) {
         self.note(|rates| &mut rates.compute_ms, ms / tokens as f64);
@@ -80,10 +88,18 @@ impl Rates {
 
     /// Seconds until a block from the disk is in the pool; 0 where that has not been measured.
     pub fn disk_block_s(&self) -> f64 {
-        let read_ms = self.read_ms.filter(|ms| *ms > 0.0);
-        read_ms.map_or(0.0, |read_ms| {
-            (read_ms + self.fetch_ms.unwrap_or(0.0)) / 1e3
-        })
+        self.by_host_s(self.read_ms)
+    }
+
+    /// Seconds until a block from the shared store is in the pool; 0 where that has not been measured.
+    pub fn shared_block_s(&self) -> f64 {
+        self.by_host_s(self.bring_ms)
+    }
+
+    /// Seconds for a block that takes so many milliseconds to host memory.
+    fn by_host_s(&self, ms: Option<f64>) -> f64 {
+        let ms = ms.filter(|ms| *ms > 0.0);
+        ms.map_or(0.0, |ms| (ms + self.fetch_ms.unwrap_or(0.0)) / 1e3)
     }
 
     /// Whether to fetch blocks rather than compute them. What has not been measured is tried.
@@ -96,13 +112,22 @@ impl Rates {
 
     /// Whether to read blocks from the disk, and copy them, rather than compute them.
     pub fn read_pays(&self) -> bool {
-        let (Some(read_ms), Some(compute_ms)) = (self.read_ms, self.compute_ms) else {
-            return true;
-        };
-        read_ms + self.fetch_ms.unwrap_or(0.0) <= compute_ms * BLOCK_TOKENS as f64
+        self.by_host_pays(self.read_ms)
     }
 
-    /// How long to wait for so many blocks from the disk before they are computed after all: as
+    /// Whether to bring blocks from the shared store, and copy them, rather than compute them.
+    pub fn bring_pays(&self) -> bool {
+        self.by_host_pays(self.bring_ms)
+    }
+
+    fn by_host_pays(&self, ms: Option<f64>) -> bool {
+        let (Some(ms), Some(compute_ms)) = (ms, self.compute_ms) else {
+            return true;
+        };
+        ms + self.fetch_ms.unwrap_or(0.0) <= compute_ms * BLOCK_TOKENS as f64
+    }
+
+    /// How long to wait for so many blocks from the disk or the shared store before they are computed after all: as
     /// long as that takes. Waiting in vain then costs at most as much again.
     pub fn patience_ms(&self, blocks: usize) -> f64 {
         let compute_ms = self
@@ -115,6 +140,13 @@ impl Rates {
     pub fn forgive_reading(&mut self) {
         if let Some(read_ms) = &mut self.read_ms {
             *read_ms *= FORGIVEN;
+        }
+    }
+
+    /// Notes that blocks were computed because bringing them from the shared store seemed dearer.
+    pub fn forgive_bringing(&mut self) {
+        if let Some(bring_ms) = &mut self.bring_ms {
+            *bring_ms *= FORGIVEN;
         }
     }
 
@@ -185,6 +217,14 @@ mod tests {
         assert_eq!(rates.patience_ms(10), 160.0);
         assert_eq!(rates.patience_ms(1), 20.0);
         assert_eq!(rates.patience_ms(1_000), 2_000.0);
+        assert!(rates.bring_pays(), "never tried");
+        assert_eq!(rates.shared_block_s(), 0.0, "nothing was brought");
+        rates.brought(20.0);
+        assert!(!rates.bring_pays(), "20 ms and 1 against 16");
+        let shared_s = rates.shared_block_s();
+        assert!(shared_s > 0.0209 && shared_s < 0.0211, "{shared_s}");
+        (0..3).for_each(|_| rates.forgive_bringing());
+        assert!(rates.bring_pays(), "tried again");
         rates.fetched(0, 0.0);
         assert!(rates.fetch_pays(), "nothing measured changes nothing");
     }

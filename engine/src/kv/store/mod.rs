@@ -1,15 +1,18 @@
 //! Where do blocks go that the pool has no room for, and how do they come back?
 //!
-//! Tiers: the *device* (the pool itself), then *host* memory, then a [`disk`]. What the pool evicts
+//! Tiers: the *device* (the pool itself), then *host* memory, then a [`disk`] and a store that nodes
+//! [share](shared): either, both or none. What the pool evicts
 //! and what is [worth keeping](choose::worth_keeping) is copied into a host arena, bytes as they
 //! are; when a request joins whose chain goes on there, the blocks are copied back into the pool and
 //! leave the arena: a block is in one of the two, so that their sizes add up. What the arena evicts
 //! is written to the disk, from the root of its chain on, since only what a chain leads to can be
-//! found again; what is read from there passes through the arena and stays on the disk. Whether a
+//! found again; what is read from there passes through the arena and stays on the disk. The same goes
+//! for the shared store: the disk is for this node's own sessions, and asked first; the store for those
+//! that come to other nodes. Whether a
 //! copy or a read is cheaper than computing is decided by [measured rates](choose::Rates).
 //!
 //! The engine's thread owns all of it, so nothing here is locked, and nothing here waits: the disk
-//! has a thread of its own.
+//! and the shared store have threads of their own.
 //!
 //! Every move is noted in the order in which it happened, with its tier. Between pool and host
 //! memory a block is announced where it went before it is taken back from where it was: for a reader
@@ -17,8 +20,11 @@
 
 pub mod choose;
 pub mod disk;
+mod fetch;
 pub mod index;
 mod runs;
+mod save;
+pub mod shared;
 
 use std::time::Instant;
 
@@ -28,7 +34,9 @@ use crate::kv::pool::{Change, Evicted, Pool, Stored};
 use crate::model::BlockId;
 use choose::{Rates, worth_keeping};
 use disk::{Disk, DiskMoved};
+pub use fetch::Wanted;
 use index::{Kept, Slot, TierIndex};
+use shared::{SharedMoved, SharedTier};
 
 /// Where a block lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,6 +47,8 @@ pub enum Tier {
     Host,
     /// A drive of this machine.
     Disk,
+    /// A store that other nodes use too.
+    Shared,
 }
 
 impl Tier {
@@ -48,6 +58,7 @@ impl Tier {
             Self::Device => "device",
             Self::Host => "host",
             Self::Disk => "disk",
+            Self::Shared => "shared",
         }
     }
 }
@@ -103,6 +114,7 @@ pub struct Store {
     /// What copying and computing cost here.
     pub rates: Rates,
     disk: Option<Disk>,
+    shared: Option<SharedTier>,
     changes: Vec<TierChange>,
     moved: Moved,
 }
@@ -119,9 +131,15 @@ impl Store {
             block_bytes,
             rates: Rates::default(),
             disk,
+            shared: None,
             changes: Vec::new(),
             moved: Moved::default(),
         }
+    }
+
+    /// The same with a shared tier, if there is one.
+    pub fn sharing(self, shared: Option<SharedTier>) -> Self {
+        Self { shared, ..self }
     }
 
     /// Takes note of what changed in the pool, in order, and of the blocks it evicted meanwhile:
@@ -185,97 +203,61 @@ impl Store {
         }
     }
 
-    /// Has a block that leaves host memory written to the disk, and before it whatever of its chain
-    /// is not there, as far as the drive can take it now: next time less is missing.
-    fn save(&mut self, kept: &Kept, slot: Slot, pool: &Pool, blocks: &mut dyn Blocks) {
-        let Some(disk) = &mut self.disk else { return };
-        if disk.touch(kept.stored.content.hash, kept.last_use) {
-            return;
-        }
-        let mut missing = vec![(Place::Host(slot), kept.clone())];
-        let mut parent = kept.stored.parent_hash;
-        while let Some(hash) = parent.filter(|hash| !disk.knows(*hash)) {
-            let above = self.host.find(hash).zip(self.host.get(hash).cloned());
-            let above = above.map(|(slot, kept)| (Place::Host(slot), kept));
-            let Some((place, kept)) = above.or_else(|| in_pool(pool, hash)) else {
-                return;
-            };
-            parent = kept.stored.parent_hash;
-            missing.push((place, kept));
-        }
-        let arena = &self.arena;
-        for (place, kept) in missing.iter().rev() {
-            let written = disk.write(kept, |to| match *place {
-                Place::Host(slot) => to.copy_from_slice(slot_of(arena, self.block_bytes, slot)),
-                Place::Device(block) => blocks.read_block(block, to),
-            });
-            if !written {
-                break;
-            }
-        }
-        self.changes.extend(disk.take_changes());
-    }
-
-    /// Takes note of what the drive has done; blocks that it read come into host memory.
+    /// Takes note of what drive and shared store have done; blocks that came go into host memory.
     pub fn poll(&mut self, pool: &Pool, blocks: &mut dyn Blocks) {
-        let Some(disk) = &mut self.disk else { return };
-        let arrived = disk.poll();
-        self.changes.extend(disk.take_changes());
-        for arrived in arrived {
+        let read = self.disk.as_mut().map(Disk::poll).unwrap_or_default();
+        self.changes.extend(
+            self.disk
+                .as_mut()
+                .map(Disk::take_changes)
+                .unwrap_or_default(),
+        );
+        for arrived in read {
             self.rates.read(arrived.ms);
-            let hash = arrived.kept.stored.content.hash;
-            if self.host.find(hash).is_none() && pool.find(hash).is_none() {
-                self.make_room(pool, blocks);
-                let stored = arrived.kept.stored.clone();
-                let kept = Kept {
-                    last_use: pool.now(),
-                    ..arrived.kept.clone()
-                };
-                let slot = self.host.insert(kept).expect("room was made");
-                slot_mut(&mut self.arena, self.block_bytes, slot)
-                    .copy_from_slice(arrived.body(self.block_bytes));
-                self.changes.push(TierChange {
-                    tier: Tier::Host,
-                    change: Change::Stored(stored),
-                });
-            }
+            self.arrive(&arrived.kept, arrived.body(self.block_bytes), pool, blocks);
             if let Some(disk) = &mut self.disk {
                 disk.give_back(arrived);
             }
         }
-    }
-
-    /// How many of a chain's leading blocks are on the disk, or in host memory between those; at
-    /// most what host memory has room for twice over.
-    pub fn on_disk(&self, chain: &[BlockHash]) -> usize {
-        let Some(disk) = &self.disk else { return 0 };
-        let held = |hash: &&BlockHash| {
-            disk.index().find(**hash).is_some() || self.host.find(**hash).is_some()
+        let host = &self.host;
+        let leads_here = |hash| host.find(hash).is_some() || pool.find(hash).is_some();
+        let Some(shared) = &mut self.shared else {
+            return;
         };
-        let most = self.arena.len() / self.block_bytes.max(1) / 2;
-        chain.iter().take(most).take_while(held).count()
+        let brought = shared.poll(&leads_here);
+        self.changes.extend(shared.take_changes());
+        for arrived in brought {
+            self.rates.brought(arrived.ms);
+            self.arrive(&arrived.kept, arrived.body(), pool, blocks);
+            if let Some(shared) = &mut self.shared {
+                shared.give_back(arrived);
+            }
+        }
     }
 
-    /// Asks the disk for those of these blocks that are not in host memory. False if none of them
-    /// is on its way.
-    pub fn read(&mut self, chain: &[BlockHash]) -> bool {
-        let Some(disk) = &mut self.disk else {
-            return false;
+    /// Takes a block that came into host memory, unless it is here already.
+    fn arrive(&mut self, kept: &Kept, body: &[u8], pool: &Pool, blocks: &mut dyn Blocks) {
+        let hash = kept.stored.content.hash;
+        if self.host.find(hash).is_some() || pool.find(hash).is_some() {
+            return;
+        }
+        self.make_room(pool, blocks);
+        let kept = Kept {
+            last_use: pool.now(),
+            ..kept.clone()
         };
-        let missing = chain.iter().filter(|hash| self.host.find(**hash).is_none());
-        let missing: Vec<_> = missing.copied().collect();
-        disk.read(&missing)
+        let stored = kept.stored.clone();
+        let slot = self.host.insert(kept).expect("room was made");
+        slot_mut(&mut self.arena, self.block_bytes, slot).copy_from_slice(body);
+        self.changes.push(TierChange {
+            tier: Tier::Host,
+            change: Change::Stored(stored),
+        });
     }
 
-    /// Whether a block is on its way from the disk.
-    pub fn is_reading(&self, hash: BlockHash) -> bool {
-        let disk = self.disk.as_ref();
-        disk.is_some_and(|disk| disk.is_reading(hash))
-    }
-
-    /// Whether the drive works on anything.
-    pub fn is_busy(&self) -> bool {
-        self.disk.as_ref().is_some_and(Disk::is_busy)
+    /// Whether something may change while nothing is asked for: a shared store is lost or reached again.
+    pub fn must_be_watched(&self) -> bool {
+        self.shared.is_some()
     }
 
     /// How many leading blocks of a chain are here.
@@ -330,6 +312,16 @@ impl Store {
         self.disk.as_mut().map(Disk::take_moved)
     }
 
+    /// What the shared store did since the last call, if there is one.
+    pub fn take_shared_moved(&mut self) -> Option<SharedMoved> {
+        self.shared.as_mut().map(SharedTier::take_moved)
+    }
+
+    /// The shared tier, if there is one.
+    pub fn shared(&self) -> Option<&SharedTier> {
+        self.shared.as_ref()
+    }
+
     /// Blocks on the disk.
     pub fn disk_blocks(&self) -> usize {
         self.disk.as_ref().map_or(0, |disk| disk.index().len())
@@ -362,7 +354,9 @@ impl Store {
         let named = |tier| move |stored| (hash_of(stored), stored, tier);
         let host = self.host.all().map(named(Tier::Host));
         let disk = self.disk.iter().flat_map(|disk| disk.index().all());
-        let below = runs::of(&above, host.chain(disk.map(named(Tier::Disk))));
+        let shared = self.shared.iter().flat_map(|shared| shared.told().all());
+        let all = host.chain(disk.map(named(Tier::Disk)));
+        let below = runs::of(&above, all.chain(shared.map(named(Tier::Shared))));
         let device = device.into_iter().map(|run| (Tier::Device, run));
         device.chain(below).collect()
     }
@@ -373,25 +367,11 @@ impl Store {
         if let Some(disk) = &self.disk {
             disk.index().check_integrity();
         }
+        if let Some(shared) = &self.shared {
+            shared.told().check_integrity();
+        }
         assert!(!self.host.is_full(), "one slot is kept free");
     }
-}
-
-/// Where a block's bytes are.
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    Host(Slot),
-    Device(BlockId),
-}
-
-fn in_pool(pool: &Pool, hash: BlockHash) -> Option<(Place, Kept)> {
-    let found = pool.find(hash)?;
-    let kept = Kept {
-        stored: found.stored,
-        depth: found.depth,
-        last_use: found.last_use,
-    };
-    Some((Place::Device(found.block), kept))
 }
 
 fn hash_of(stored: &Stored) -> BlockHash {

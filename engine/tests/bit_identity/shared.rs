@@ -1,0 +1,56 @@
+//! Does an answer depend on which node computed its prefix, when it came through the shared store?
+
+use engine::kv::store::Tier;
+use engine::kv::store::shared::mooncake::{Mooncake, MooncakeConfig};
+use engine::kv::store::shared::{Seal, SharedTier};
+use engine::model::OpsKind;
+
+use super::file_of;
+use super::mooncake_twin::Twin;
+use super::tiers::{Node, group, play};
+use super::tiny::Tiny;
+
+/// How often a node is tried whose reads may always come too late on a busy machine.
+const TRIES: usize = 20;
+
+/// Would catch a body that is cut or shifted on its way, and blocks that are put out of order.
+#[test]
+fn a_way_through_the_store_to_another_node_changes_no_bit() {
+    let Some(twin) = Twin::new() else { return };
+    let file = file_of(&Tiny::new(7).to_bytes());
+    let group = |blocks| group(file.path(), OpsKind::Cpu, 1, blocks);
+    let whole = Node::sharing(group(400), (400, 0), None, None);
+    let (expected, _) = play(&whole);
+    whole.end();
+    let mut brought = 0;
+    for _ in 0..TRIES {
+        let ranks = group(14);
+        let layout = ranks.first().block_layout();
+        let seal = Seal::new([1; 32], &layout, layout.body_bytes(), [0; 32]);
+        let shared = SharedTier::start(seal, |bytes, ends| {
+            let config = MooncakeConfig {
+                master: "127.0.0.1:50051".to_owned(),
+                host: None,
+                python: twin.python(),
+                segment_bytes: 0,
+                device: None,
+            };
+            Ok(Box::new(Mooncake::new(config, bytes, ends)?))
+        });
+        let shared = shared.expect("a thread");
+        while !shared.is_up() {
+            std::thread::yield_now();
+        }
+        let node = Node::sharing(ranks, (14, 14), None, Some(shared));
+        let (answers, _) = play(&node);
+        assert!(answers == expected);
+        brought = node.metrics.tiers.hit_tokens(Tier::Shared).get();
+        node.end();
+        if brought > 0 {
+            break;
+        }
+    }
+    assert!(brought > 0, "nothing ever came from the store");
+    let objects = std::fs::read_dir(twin.path().join("objects")).expect("a folder");
+    assert!(objects.count() > 20, "and much was put");
+}
