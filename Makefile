@@ -13,8 +13,8 @@ export CMAKE
 # The binaries stand where cargo puts them, also when the user moved its target directory.
 TARGET := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help run test setup build lint clients bench-engine bench-gateway bench-peers bench-policies bench-routing bench-decision \
-	check-vllm check-mooncake
+.PHONY: help run test setup build lint clients bench-engine bench-gateway bench-peers bench-policies bench-routing \
+	bench-decision bench-disaggregation check-vllm check-mooncake
 
 help:
 	@echo 'make run            build and serve: gateway on 127.0.0.1:8080, two engine nodes'
@@ -29,6 +29,8 @@ help:
 	@echo 'make bench-engine   the engine beside the server of llama.cpp (builds it, ~10 minutes)'
 	@echo 'make bench-gateway  the gateway beside SMG and nginx (~15 minutes)'
 	@echo 'make bench-routing  where the gateway and SMG send turns, before simulated nodes (~15 minutes)'
+	@echo 'make bench-disaggregation'
+	@echo '                    prompts and answers on nodes of their own beside mixed nodes (~12 minutes)'
 	@echo 'make bench-decision what choosing a node costs for a turn of 100,000 tokens, 64 nodes'
 	@echo 'make bench-peers    the index beside the crates kv-index and dynamo-kv-router'
 	@echo 'make bench-policies TRACES=DIR ARGS="--scenario conversation"'
@@ -74,6 +76,9 @@ bench-decision:
 
 bench-routing: build
 	@load-tests/scripts/bench-routing $(ARGS)
+
+bench-disaggregation: build
+	@load-tests/scripts/bench-disaggregation $(ARGS)
 
 # ARGS goes to `homing-load simulate`: which scenario, slice and seeds.
 bench-policies: build

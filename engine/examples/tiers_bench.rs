@@ -26,6 +26,7 @@ use engine::kv::table::Scope;
 use engine::metrics::Metrics;
 use engine::model::{GgufFile, Model, ModelOptions, OpsKind};
 use engine::parallel::RankGroup;
+use engine::scheduler::pace::Beside;
 
 const CONVERSATIONS: usize = 8;
 const TURNS: usize = 10;
@@ -84,6 +85,7 @@ impl Node {
             shared: None,
             orders: None,
             step_tokens: 256,
+            beside_decode: Beside::Paced,
             queue_max: 16,
             metrics: Arc::clone(&metrics),
             events: None,

@@ -32,6 +32,7 @@ use engine::kv::transfer::{Endpoint, TransferId, window_places};
 use engine::metrics::Metrics;
 use engine::model::{GgufFile, Model, ModelOptions, OpsKind};
 use engine::parallel::RankGroup;
+use engine::scheduler::pace::Beside;
 use engine::sys::shared::SharedMemory;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -73,6 +74,7 @@ impl Node {
             shared: None,
             orders: Some(orders),
             step_tokens: 256,
+            beside_decode: Beside::Paced,
             queue_max: 16,
             metrics: Arc::new(Metrics::new("bench", kv_blocks)),
             events: None,

@@ -18,6 +18,7 @@ use crate::kv::store::disk::Scope;
 use crate::kv::store::shared::mooncake::MooncakeConfig;
 use crate::model::OpsKind;
 use crate::request::constraint::FormatChoice;
+use crate::scheduler::pace::Beside;
 use crate::server::auth::NodeToken;
 use crate::server::role::Role;
 pub use error::ConfigError;
@@ -133,6 +134,10 @@ struct ServeArgs {
     /// running answers smooth meanwhile.
     #[arg(long, value_name = "N", default_value_t = 256)]
     step_tokens: usize,
+    /// How much of a prompt is computed in a step in which others decode: paced holds it back so that
+    /// the step takes about twice as long at most, unpaced computes all that --step-tokens leaves.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Beside::Paced)]
+    prefill_beside_decode: Beside,
     /// Requests that may wait; more are refused with 503 and Retry-After.
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
@@ -234,6 +239,8 @@ pub struct Config {
     pub ops: OpsKind,
     /// Tokens in one step.
     pub step_tokens: usize,
+    /// What prompts may take of steps in which others decode.
+    pub beside_decode: Beside,
     /// Requests that may wait.
     pub queue_max: usize,
     /// How answers are written.
@@ -333,6 +340,7 @@ impl ServeArgs {
                 Ops::Reference => OpsKind::Reference,
             },
             step_tokens: in_range("step-tokens", args.step_tokens, 1 << 20)?,
+            beside_decode: args.prefill_beside_decode,
             queue_max: in_range("queue", args.queue, 1024)?,
             formats: FormatChoice {
                 tools: args.tool_format,

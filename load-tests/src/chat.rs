@@ -106,6 +106,8 @@ pub struct Outcome {
     pub headers: HeaderMap,
     /// The answer's text piece by piece as it arrived.
     pub pieces: Vec<String>,
+    /// When each of them arrived.
+    pub piece_times: Vec<Instant>,
     /// Why the model stopped.
     pub finish_reason: Option<String>,
     /// What the server counted.
@@ -127,6 +129,7 @@ impl Outcome {
             status: None,
             headers: HeaderMap::new(),
             pieces: Vec::new(),
+            piece_times: Vec::new(),
             finish_reason: None,
             usage: None,
             acknowledged: false,
@@ -371,6 +374,7 @@ fn take_choice(choice: &Value, outcome: &mut Outcome, now: Instant) {
         .is_some_and(|c| !c.is_null());
     if !text.is_empty() {
         outcome.pieces.push(text.to_owned());
+        outcome.piece_times.push(now);
     }
     if !text.is_empty() || calls {
         outcome.first_token.get_or_insert(now);

@@ -4,8 +4,8 @@
 //! [`workload`] invents the conversations, [`agent`] runs them in open loop, [`measure`] and
 //! [`report`] say what came out. [`echo_node`] is a node that computes nothing to stand behind a proxy, [`scripted_node`] one that
 //! uses tools, both on `node_http`,
-//! [`http_bench`], [`gateway_bench`], [`engine_bench`], [`fairness_bench`] and [`constrain_bench`]
-//! are the figures of docs/MEASUREMENTS.md, [`answers`] says how many tokens of answers a next turn
+//! [`http_bench`], [`gateway_bench`], [`engine_bench`], [`fairness_bench`], [`constrain_bench`] and
+//! [`disaggregation_bench`] are the figures of docs/MEASUREMENTS.md, [`answers`] says how many tokens of answers a next turn
 //! would lose, [`soak`] asks for everything at once, [`simulate`] plays traces on a virtual clock,
 //! [`clients`] drives other people's clients through the gateway, [`vllm_check`] asks a real vLLM what
 //! it had cached, [`process`] starts and watches the programs that they compare.
@@ -15,6 +15,7 @@ pub mod answers;
 pub mod chat;
 pub mod clients;
 pub mod constrain_bench;
+pub mod disaggregation_bench;
 pub mod echo_node;
 pub mod engine_bench;
 pub mod error;

@@ -12,9 +12,9 @@ use clap::{Parser, Subcommand};
 use load_tests::error::LoadError;
 use load_tests::report::Report;
 use load_tests::{
-    agent, answers, clients, constrain_bench, echo_node, engine_bench, fairness_bench,
-    gateway_bench, http_bench, node, policy, routing_bench, scripted_node, simulate, soak,
-    vllm_check,
+    agent, answers, clients, constrain_bench, disaggregation_bench, echo_node, engine_bench,
+    fairness_bench, gateway_bench, http_bench, node, policy, routing_bench, scripted_node,
+    simulate, soak, vllm_check,
 };
 use serde::Serialize;
 
@@ -51,6 +51,9 @@ enum Tool {
     /// What a grammar costs, and what forced tokens gain
     #[command(hide = true)]
     ConstrainBench(constrain_bench::Args),
+    /// Prompts and answers on nodes of their own beside mixed nodes
+    #[command(hide = true)]
+    DisaggregationBench(Box<disaggregation_bench::Args>),
     /// Our engine beside llama.cpp's server
     #[command(hide = true)]
     EngineBench(engine_bench::Args),
@@ -132,6 +135,10 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
         Tool::ConstrainBench(args) => {
             let costs = constrain_bench::run(&args).await?;
             show(&costs.table(), &costs, args.json.as_deref())
+        }
+        Tool::DisaggregationBench(args) => {
+            let comparison = disaggregation_bench::run(&args).await?;
+            show(&comparison.table(), &comparison, args.json.as_deref())
         }
         Tool::EngineBench(args) => {
             let comparison = engine_bench::run(&args).await?;

@@ -12,7 +12,7 @@
 //! another turn or an eviction explains it: what is expected is said before the node begins.
 
 mod account;
-mod calls;
+pub(crate) mod calls;
 mod converse;
 mod patience;
 mod servers;

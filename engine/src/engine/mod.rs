@@ -52,7 +52,7 @@ use crate::metrics::{Ending, Metrics};
 use crate::model::PassOutput;
 use crate::sample::Sampler;
 use crate::scheduler::join::Overtaken;
-use crate::scheduler::pace::Pace;
+use crate::scheduler::pace::{Beside, Pace};
 use crate::scheduler::turns::Turns;
 use handle::{Command, Shared, Submission};
 use incoming::InboundQueue;
@@ -102,6 +102,8 @@ pub struct Parts {
     pub orders: Option<SyncSender<Order>>,
     /// Tokens in one step at most, see [`crate::scheduler::pace`].
     pub step_tokens: usize,
+    /// What prompts may take of steps in which others decode.
+    pub beside_decode: Beside,
     /// Requests that may wait.
     pub queue_max: usize,
     /// The handles behind `/metrics`.
@@ -188,7 +190,7 @@ impl Engine {
             outgoing: Outgoing::default(),
             inbound: InboundQueue::new(),
             sampler: Sampler::default(),
-            pace: Pace::new(parts.step_tokens),
+            pace: Pace::new(parts.step_tokens, parts.beside_decode),
             turns: Turns::default(),
             overtaken: Overtaken::default(),
             output: PassOutput::default(),

@@ -13,9 +13,11 @@
 //! same reason the price of prefill has a quick factor on top of its slow fit: where a step lies
 //! beside the bend is learnt within a few steps.
 //!
-//! No clock here: the caller measures. Without decodes nothing is held back.
+//! No clock here: the caller measures. Without decodes nothing is held back, nor where the operator
+//! asks for the classic way ([`Beside::Unpaced`]): then a step takes as long as its tokens do.
 
 use cache_index::block::BLOCK_TOKENS;
+use clap::ValueEnum;
 
 /// How much longer a step may take for the prefill in it. The goal is a factor of 2 at the 90th
 /// percentile as a client sees it; the rest is left for noise.
@@ -39,6 +41,17 @@ const CHUNK_MIN: usize = 4;
 
 /// What old measurements of a price still weigh after a new one: it remembers a long prompt.
 const KEPT: f64 = 0.99;
+
+/// How much of a prompt is computed in a step in which others decode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Beside {
+    /// So much that the step takes at most about twice as long as without.
+    #[default]
+    Paced,
+    /// All that --step-tokens leaves, however long the others wait for their next token: the classic
+    /// way. With --step-tokens above every prompt, prompts are not cut into chunks at all.
+    Unpaced,
+}
 
 /// What a step computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -116,6 +129,7 @@ impl Budget {
 #[derive(Clone, Debug)]
 pub struct Pace {
     step_tokens: usize,
+    beside: Beside,
     /// Milliseconds of steps of decodes alone, by the power of two of their tokens.
     plain_ms: [Recent; 16],
     since_plain: u32,
@@ -126,9 +140,10 @@ pub struct Pace {
 
 impl Pace {
     /// Nothing is known; at most `step_tokens` tokens a step.
-    pub fn new(step_tokens: usize) -> Self {
+    pub fn new(step_tokens: usize, beside: Beside) -> Self {
         Self {
             step_tokens,
+            beside,
             plain_ms: [Recent::default(); 16],
             since_plain: 0,
             seen: Seen::default(),
@@ -149,6 +164,13 @@ impl Pace {
             .step_tokens
             .saturating_sub(decode_tokens)
             .max(BLOCK_TOKENS);
+        if self.beside == Beside::Unpaced {
+            return Budget {
+                tokens,
+                time: None,
+                spent: false,
+            };
+        }
         let plain_ms = self.plain_ms[bucket(decode_tokens)].median();
         let (tokens, time) = match (plain_ms, self.price()) {
             // Measure what the decodes take alone, first and now and then.
@@ -332,7 +354,7 @@ mod tests {
     /// Runs 4k prompts back to back beside decodes; returns the 90th percentile of the steps'
     /// times and the prefill speed, both as ratios to what they are alone.
     fn ratios(step_ms: &mut dyn FnMut(usize, usize, usize) -> f64, decodes: usize) -> (f64, f64) {
-        let mut pace = Pace::new(256);
+        let mut pace = Pace::new(256, Beside::Paced);
         let mut alone: Vec<_> = (0..400)
             .map(|_| {
                 let ms = step_ms(decodes, 0, 0);
@@ -410,7 +432,7 @@ mod tests {
 
     #[test]
     fn nobody_decodes_nothing_is_held_back() {
-        let pace = Pace::new(256);
+        let pace = Pace::new(256, Beside::Paced);
         assert_eq!(pace.budget(0).tokens(9999), 256);
         let mut budget = pace.budget(0);
         budget.spend(200, 0);
@@ -418,8 +440,22 @@ mod tests {
     }
 
     #[test]
+    fn without_a_pace_only_the_tokens_of_a_step_bound_it() {
+        let mut pace = Pace::new(4096, Beside::Unpaced);
+        assert_eq!(pace.budget(8).tokens(0), 4088);
+        pace.observe(&step(8, 0, 0), 10.0);
+        for _ in 0..100 {
+            pace.observe(&step(8, 3000, 0), 2000.0);
+        }
+        let mut budget = pace.budget(8);
+        assert_eq!(budget.tokens(2000), 4088, "nothing is learnt");
+        budget.spend(3000, 0);
+        assert_eq!((budget.tokens(0), budget.is_spent()), (1088, false));
+    }
+
+    #[test]
     fn a_stray_step_does_not_stop_prefill() {
-        let mut pace = Pace::new(256);
+        let mut pace = Pace::new(256, Beside::Paced);
         assert_eq!(
             pace.budget(8).tokens(0),
             0,

@@ -220,6 +220,7 @@ fn parts(
         shared,
         orders: None,
         step_tokens: config.step_tokens,
+        beside_decode: config.beside_decode,
         queue_max: config.queue_max,
         metrics,
         events,

@@ -13,6 +13,7 @@ use engine::model::{
     ForwardError, GgufFile, Model, ModelOptions, OpsKind, Pass, PassOutput, SeqInput,
 };
 use engine::parallel::RankGroup;
+use engine::scheduler::pace::Beside;
 
 use super::tiny::{self, Noise, Tiny};
 use super::{blocks, file_of, prompts};
@@ -161,6 +162,7 @@ fn answers(ranks: RankGroup, prompts: &[Vec<u32>]) -> Vec<String> {
         shared: None,
         orders: None,
         step_tokens: 24,
+        beside_decode: Beside::Paced,
         queue_max: prompts.len(),
         metrics: Arc::new(Metrics::new("tiny", kv_blocks)),
         events: None,

@@ -59,6 +59,7 @@ impl Node {
             shared,
             orders: None,
             step_tokens: 24,
+            beside_decode: engine::scheduler::pace::Beside::Paced,
             queue_max: 64,
             metrics: Arc::clone(&metrics),
             events: None,

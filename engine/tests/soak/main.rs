@@ -19,6 +19,7 @@ use engine::metrics::{Ending, Metrics};
 use engine::model::{GgufFile, Model, ModelOptions, OpsKind};
 use engine::parallel::RankGroup;
 use engine::sample::Sampling;
+use engine::scheduler::pace::Beside;
 use tiny::{Noise, Tiny, VOCAB};
 use tokio::task::JoinSet;
 
@@ -53,6 +54,7 @@ impl Node {
             shared: None,
             orders: None,
             step_tokens: 64,
+            beside_decode: Beside::Paced,
             queue_max: 4096,
             metrics: Arc::clone(&metrics),
             events: None,

@@ -14,13 +14,13 @@ use crate::http::{Connection, Target};
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A call that got an answer.
-pub(super) struct Answer {
-    pub(super) headers: HeaderMap,
-    pub(super) body: Value,
+pub(crate) struct Answer {
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Value,
 }
 
 /// One request that nothing has to be computed for.
-pub(super) async fn call(
+pub(crate) async fn call(
     to: (Method, &str),
     headers: &[(&str, &str)],
     body: Option<&Value>,
@@ -34,7 +34,7 @@ pub(super) async fn call(
 
 /// One request of its own connection, without a limit of time; a status that is no success is an
 /// error with what was said.
-pub(super) async fn exchange(
+pub(crate) async fn exchange(
     (method, url): (Method, &str),
     headers: &[(&str, &str)],
     body: Option<&Value>,
@@ -74,12 +74,12 @@ pub(super) async fn exchange(
     })
 }
 
-pub(super) async fn get(url: &str) -> Result<Value, LoadError> {
+pub(crate) async fn get(url: &str) -> Result<Value, LoadError> {
     Ok(call((Method::GET, url), &[], None).await?.body)
 }
 
 /// The sum of a metric's samples in Prometheus text.
-pub(super) fn metric(text: &Value, name: &str) -> u64 {
+pub(crate) fn metric(text: &Value, name: &str) -> u64 {
     let lines = text.as_str().unwrap_or_default().lines();
     let samples = lines.filter(|line| line.split(['{', ' ']).next() == Some(name));
     let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());

@@ -78,6 +78,35 @@ fn a_short_prompt_passes_a_long_one() {
     stepper.end();
 }
 
+/// Catches a classic step that is cut after all, and a paced one that is not.
+#[test]
+fn only_without_a_pace_a_whole_prompt_is_computed_while_another_answers() {
+    for (beside_decode, whole) in [(Beside::Unpaced, true), (Beside::Paced, false)] {
+        let mut stepper = Stepper::new(Parts {
+            step_tokens: 4096,
+            beside_decode,
+            ..parts(1000, Arc::default())
+        });
+        let mut random = Random(9);
+        let prompt = random.tokens(20);
+        let mut answering = stepper.submit(job(&prompt, 40, None));
+        while answering.hear().outputs < 5 {
+            stepper.step();
+        }
+        let long = random.tokens(3000);
+        let mut told = stepper.submit(job(&long, 1, None));
+        let before = stepper.computed();
+        stepper.step();
+        let computed = stepper.computed() - before;
+        assert_eq!(computed == 3001, whole, "{computed} tokens in a step");
+        stepper.finish(&mut told);
+        stepper.finish(&mut answering);
+        assert_eq!(told.tokens(), answer(&long, 1));
+        assert_eq!(answering.tokens(), answer(&prompt, 40));
+        stepper.end();
+    }
+}
+
 #[test]
 fn nobody_starves_under_adversarial_priorities() {
     let mut stepper = Stepper::of(60);

@@ -30,6 +30,7 @@ use crate::kv::store::Blocks;
 use crate::kv::table::Scope;
 use crate::metrics::{Ending, Metrics};
 use crate::model::{BlockId, ForwardError, Pass, PassOutput, SeqInput};
+use crate::scheduler::pace::Beside;
 
 const VOCAB: usize = 64;
 /// Prompts with these tokens break the forward pass.
@@ -185,6 +186,7 @@ fn parts(kv_blocks: u32, gate: Arc<Gate>) -> Parts {
         shared: None,
         orders: None,
         step_tokens: 64,
+        beside_decode: Beside::Paced,
         queue_max: 4096,
         metrics: Arc::new(Metrics::new("m", kv_blocks as usize)),
         events: None,
