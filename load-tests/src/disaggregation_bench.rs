@@ -63,22 +63,22 @@ pub struct Args {
     #[arg(long, default_value_t = 32)]
     pub stream_prompt_tokens: usize,
     /// Tokens of these answers
-    #[arg(long, default_value_t = 192)]
+    #[arg(long, default_value_t = 256)]
     pub stream_tokens: u32,
     /// Agents at work at a time
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 5)]
     pub agents: usize,
     /// Tokens of a session's first prompt
     #[arg(long, default_value_t = 1000)]
     pub first_tokens: usize,
     /// Tokens that each later turn adds
-    #[arg(long, default_value_t = 500)]
+    #[arg(long, default_value_t = 400)]
     pub more_tokens: usize,
     /// Turns of a session
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 4)]
     pub turns: usize,
     /// Share of the time in which one node that computes prompts would be busy with these turns
-    #[arg(long, default_value_t = 0.6)]
+    #[arg(long, default_value_t = 0.7)]
     pub load: f64,
     /// Bound of the first token, as a multiple of that of the slowest turn of a session alone
     #[arg(long, default_value_t = 3.0)]
@@ -87,10 +87,10 @@ pub struct Args {
     #[arg(long, default_value_t = 2.0)]
     pub tpot_bound: f64,
     /// Measured seconds of each arrangement in each round
-    #[arg(long, default_value_t = 24.0)]
+    #[arg(long, default_value_t = 45.0)]
     pub seconds: f64,
     /// Seconds of the same load before them; half as many follow
-    #[arg(long, default_value_t = 5.0)]
+    #[arg(long, default_value_t = 8.0)]
     pub warm_s: f64,
     /// Seed of the first round; each round has its own
     #[arg(long, default_value_t = 1)]
@@ -227,8 +227,8 @@ impl Bench<'_> {
             to: from + Duration::from_secs_f64(args.seconds),
         };
         let mut order: Vec<usize> = (0..args.arrangements.len()).collect();
-        // Which goes first alternates: a slow drift of the machine then favours none.
-        if round % 2 == 1 {
+        // Which goes first alternates with the seed: a slow drift of the machine then favours none.
+        if seed % 2 == 0 {
             order.reverse();
         }
         for at in order {

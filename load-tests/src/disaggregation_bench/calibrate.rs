@@ -64,7 +64,7 @@ pub(super) async fn calibrate(
     };
     let (answering, computing) = (door(&answers)?, door(&computes)?);
     // Once unmeasured: pages of the weights and of the pool are touched for the first time.
-    let warm = session(growth, prompts);
+    let warm = session(growth, prompts).into_iter().take(1).collect();
     turns(&computing, &computes, warm).await?;
     let stream = |tokens, prompts: &mut Prompts| Planned {
         tokens,
@@ -73,7 +73,7 @@ pub(super) async fn calibrate(
     let alone = (0..args.streams).map(|_| stream(STREAM_TOKENS, prompts));
     let alone = stream_all(&answering, alone.collect());
     let alone = good(&answers, alone.join_all().await)?;
-    let tpot_ms = Summary::of(alone.iter().filter_map(|record| record.tpot_ms)).mean;
+    let tpot_ms = together_ms(&alone);
     let measured = session(growth, prompts);
     let tokens = growth.longest() as f64;
     let busy = (0..args.streams).map(|_| stream(4000, prompts));
@@ -85,6 +85,19 @@ pub(super) async fn calibrate(
         prefill_tokens_per_s: tokens * 1e3 / ttft_ms.iter().sum::<f64>(),
         ttft_ms,
     })
+}
+
+/// Time per token while all of them stream: before, others' prompts are computed, and after, fewer
+/// are left.
+fn together_ms(streams: &[Record]) -> f64 {
+    let firsts = streams.iter().filter_map(|record| record.tokens.first());
+    let lasts = streams.iter().filter_map(|record| record.tokens.last());
+    let (Some(from), Some(to)) = (firsts.max(), lasts.min()) else {
+        return 0.0;
+    };
+    let tokens = streams.iter().flat_map(|record| &record.tokens);
+    let among = tokens.filter(|at| (from..to).contains(at)).count() as f64;
+    to.saturating_sub(*from).as_secs_f64() * 1e3 * streams.len() as f64 / among.max(1.0)
 }
 
 fn session(growth: Growth, prompts: &mut Prompts) -> Vec<Planned> {
@@ -108,9 +121,9 @@ fn request(kind: Kind, prompt: String) -> Planned {
 }
 
 fn stream_all(door: &Door, streams: Vec<Planned>) -> JoinSet<Record> {
-    let mut set = JoinSet::new();
+    let (mut set, start) = (JoinSet::new(), Instant::now());
     for stream in streams {
-        set.spawn(door.clone().send(stream, Instant::now()));
+        set.spawn(door.clone().send(stream, start));
     }
     set
 }
