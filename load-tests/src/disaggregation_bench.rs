@@ -1,6 +1,6 @@
 //! Does it pay on a real machine to compute prompts and answers on nodes of their own?
 //!
-//! Answers stream while agents' turns with long, growing prompts arrive (`plan`), the same of every
+//! Answers stream while agents' turns with long, growing prompts arrive (`plan`), the same before every
 //! arrangement of two nodes with one thread each behind the gateway: one that computes prompts and
 //! one that answers; two mixed ones that compute each prompt in one piece while answers wait; two
 //! mixed ones that compute prompts in chunks, in several settings, of which the best counts. Rounds
@@ -56,7 +56,7 @@ pub struct Args {
     /// Interleaved rounds
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
-    /// Answers that stream at a time, as far as one node can carry them
+    /// Answers that stream at any time
     #[arg(long, default_value_t = 7)]
     pub streams: usize,
     /// Tokens of their prompts
@@ -78,7 +78,7 @@ pub struct Args {
     #[arg(long, default_value_t = 4)]
     pub turns: usize,
     /// Share of the time in which one node that computes prompts would be busy with these turns
-    #[arg(long, default_value_t = 0.7)]
+    #[arg(long, default_value_t = 0.6)]
     pub load: f64,
     /// Bound of the first token, as a multiple of that of the slowest turn of a session alone
     #[arg(long, default_value_t = 3.0)]
@@ -107,8 +107,8 @@ pub struct Disaggregation {
     pub uncontended: Uncontended,
     /// What a good request keeps.
     pub bounds: Bounds,
-    /// Streams that begin in a second.
-    pub streams_per_s: f64,
+    /// Answers that stream at any time.
+    pub streams: usize,
     /// Agents' turns in a second.
     pub turns_per_s: f64,
     /// Each arrangement.
@@ -144,9 +144,8 @@ pub async fn run(args: &Args) -> Result<Disaggregation, LoadError> {
         ttft_ms: args.ttft_bound * uncontended.longest_ttft_ms(),
         tpot_ms: args.tpot_bound * uncontended.tpot_ms,
     };
-    let answer_s = f64::from(args.stream_tokens) * uncontended.tpot_ms / 1e3;
     let shape = Shape {
-        streams_per_s: args.streams as f64 / answer_s,
+        streams: args.streams,
         stream_prompt_tokens: args.stream_prompt_tokens,
         stream_tokens: args.stream_tokens,
         turns_per_s: args.load / uncontended.turn_s(),
@@ -210,7 +209,7 @@ impl Bench<'_> {
         given(
             &self.uncontended,
             self.bounds,
-            [self.shape.streams_per_s, self.shape.turns_per_s],
+            (self.shape.streams, self.shape.turns_per_s),
         )
     }
 
@@ -226,6 +225,7 @@ impl Bench<'_> {
             from,
             to: from + Duration::from_secs_f64(args.seconds),
         };
+        let until = Duration::from_secs_f64(self.shape.seconds);
         let mut order: Vec<usize> = (0..args.arrangements.len()).collect();
         // Which goes first alternates with the seed: a slow drift of the machine then favours none.
         if seed % 2 == 0 {
@@ -236,7 +236,7 @@ impl Bench<'_> {
             let folder = folder.join(format!("{}-{arrangement}", round + 1));
             std::fs::create_dir(&folder).map_err(LoadError::file(&folder))?;
             let stack = Stack::start(args, arrangement, &model, &folder).await?;
-            let played = play(&stack, &model, &plan, window).await?;
+            let played = play(&stack, &model, &plan, window, until).await?;
             let transfers = stack.transfers().await?;
             let tpot_ms = self.uncontended.tpot_ms;
             let figures = Figures::of(&played, window, self.bounds, tpot_ms, transfers);
@@ -257,14 +257,14 @@ impl Bench<'_> {
         Disaggregation {
             uncontended: self.uncontended,
             bounds: self.bounds,
-            streams_per_s: self.shape.streams_per_s,
+            streams: self.shape.streams,
             turns_per_s: self.shape.turns_per_s,
             rows: rows.map(row).collect(),
         }
     }
 }
 
-fn given(uncontended: &Uncontended, bounds: Bounds, [streams, turns]: [f64; 2]) -> String {
+fn given(uncontended: &Uncontended, bounds: Bounds, (streams, turns): (usize, f64)) -> String {
     let ttft: Vec<String> = uncontended
         .ttft_ms
         .iter()
@@ -272,7 +272,7 @@ fn given(uncontended: &Uncontended, bounds: Bounds, [streams, turns]: [f64; 2]) 
         .collect();
     format!(
         "uncontended: {:.1} ms a token with all streams on a node; a session's first tokens after {} ms \
-         ({:.0} new tokens/s)\n{streams:.2} streams and {turns:.2} turns a second; good: first token \
+         ({:.0} new tokens/s)\n{streams} streams, {turns:.2} turns a second; good: first token \
          within {:.0} ms, later ones within {:.1} ms each",
         uncontended.tpot_ms,
         ttft.join(", "),
@@ -309,7 +309,7 @@ impl Disaggregation {
 
     /// The result for a person.
     pub fn table(&self) -> String {
-        let rates = [self.streams_per_s, self.turns_per_s];
+        let rates = (self.streams, self.turns_per_s);
         let mut out = given(&self.uncontended, self.bounds, rates);
         let rounds = self.rows.first().map_or(0, |row| row.rounds.len());
         let _ = write!(out, "\nmedians of {rounds} rounds, times in ms\n{:20}", "");

@@ -40,11 +40,7 @@ fn prompts_are_handed_over_where_nodes_are_apart_and_nowhere_else() {
     assert!(figure(0, "transfers received") > Some(0.0), "{told}");
     assert_eq!(figure(0, "transfers failed"), Some(0.0), "{told}");
     assert_eq!(figure(1, "shared turns"), Some(0.0), "{told}");
-    assert_eq!(
-        figure(0, "requests"),
-        figure(1, "requests"),
-        "the same is asked"
-    );
+    assert_eq!(figure(0, "turns"), figure(1, "turns"), "the same is asked");
 }
 
 /// Catches a bench that reports figures of nodes apart although no prompt was handed over: here

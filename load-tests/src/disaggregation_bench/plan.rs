@@ -1,10 +1,10 @@
 //! What is asked of the nodes, and when? The same of every arrangement.
 //!
-//! Open loop: each request comes at its planned time, whatever became of those before it. Answers
-//! that stream come evenly, so that about as many as wanted decode at any time. Agents' turns come
-//! as a Poisson process and take turns among sessions, each of which grows by a message a turn and
-//! is followed by a new one after its last turn. Sessions begin at different points of their lives;
-//! what they held before is sent ahead of the measured time (`primers`).
+//! So many answers stream at any time: where one ends, its reader asks for the next. Agents' turns
+//! come in open loop, as a Poisson process, each at its time whatever became of those before it.
+//! They take turns among sessions, each of which grows by a message a turn and is followed by a new
+//! one after its last turn. Sessions begin at different points of their lives; what they held before
+//! is sent ahead of the measured time (`primers`).
 
 use std::time::Duration;
 
@@ -13,11 +13,16 @@ use rand::{RngExt, SeedableRng};
 
 use crate::engine_bench::prompts::Prompts;
 
+/// Between the first questions of two readers.
+const STAGGER_S: f64 = 0.5;
+/// Prompts of each reader; one who reads faster begins again.
+const READER_PROMPTS: usize = 24;
+
 /// The shape of the workload.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
-    /// Streams that begin in a second.
-    pub(super) streams_per_s: f64,
+    /// Answers that stream at any time.
+    pub(super) streams: usize,
     pub(super) stream_prompt_tokens: usize,
     pub(super) stream_tokens: u32,
     /// Agents' turns in a second, on average.
@@ -26,7 +31,7 @@ pub(super) struct Shape {
     pub(super) growth: Growth,
     /// Tokens of an agent's answer, least and most.
     pub(super) turn_tokens: [u32; 2],
-    /// How long requests come.
+    /// How long turns come.
     pub(super) seconds: f64,
     pub(super) seed: u64,
 }
@@ -85,8 +90,10 @@ pub(super) struct Planned {
 pub(super) struct Plan {
     /// To be answered before the start: what sessions hold by then.
     pub(super) primers: Vec<Planned>,
+    /// What each reader of streams asks for, one after another, from its time on.
+    pub(super) readers: Vec<Vec<Planned>>,
     /// In the order of their times.
-    pub(super) arrivals: Vec<Planned>,
+    pub(super) turns: Vec<Planned>,
 }
 
 /// Draws the whole workload.
@@ -103,20 +110,19 @@ pub(super) fn plan(shape: &Shape, prompts: &mut Prompts) -> Plan {
             primers.push(agent.ask(Duration::ZERO, 1));
         }
     }
-    let mut arrivals = Vec::new();
-    let every = 1.0 / shape.streams_per_s;
-    let mut at = every / 2.0;
-    while at < shape.seconds {
-        arrivals.push(Planned {
-            // A little off the beat, so that no step of a node falls in with it.
-            at: Duration::from_secs_f64(at + every * random.random_range(-0.2..0.2)),
+    let mut readers = Vec::new();
+    for number in 0..shape.streams {
+        let stream = |more: usize| Planned {
+            // One after another at first, so that they do not end together.
+            at: Duration::from_secs_f64(number as f64 * STAGGER_S),
             kind: Kind::Stream,
-            session: format!("stream-{}", arrivals.len()),
+            session: format!("stream-{number}-{more}"),
             prompt: prompts.next(shape.stream_prompt_tokens),
             tokens: shape.stream_tokens,
-        });
-        at += every;
+        };
+        readers.push((0..READER_PROMPTS).map(stream).collect());
     }
+    let mut turns = Vec::new();
     let mut at = exponential(&mut random, shape.turns_per_s);
     let mut number = 0;
     let [least, most] = shape.turn_tokens;
@@ -124,12 +130,15 @@ pub(super) fn plan(shape: &Shape, prompts: &mut Prompts) -> Plan {
         let agent = &mut agents[number % shape.agents];
         agent.grow(shape.growth, prompts);
         let tokens = random.random_range(least..=most);
-        arrivals.push(agent.ask(Duration::from_secs_f64(at), tokens));
+        turns.push(agent.ask(Duration::from_secs_f64(at), tokens));
         number += 1;
         at += exponential(&mut random, shape.turns_per_s);
     }
-    arrivals.sort_by_key(|planned| planned.at);
-    Plan { primers, arrivals }
+    Plan {
+        primers,
+        readers,
+        turns,
+    }
 }
 
 /// A row of sessions, one after another.

@@ -1,8 +1,8 @@
 //! How does each request of a plan fare, and what do the programs cost meanwhile?
 //!
-//! Every request is sent at its planned time, and its first token counts from then. Requests that
-//! come in the measured time are followed to their end, however long it takes; those before and after
-//! it keep the nodes as busy as they are in between.
+//! Every turn is sent at its planned time, and its first token counts from then. Requests that come
+//! in the measured time are followed to their end, however long it takes; those before and after it
+//! keep the nodes as busy as they are in between.
 
 use std::time::{Duration, Instant};
 
@@ -67,6 +67,7 @@ pub(super) async fn play(
     model: &str,
     plan: &Plan,
     window: Window,
+    until: Duration,
 ) -> Result<Played, LoadError> {
     let door = Door {
         target: stack.target.clone(),
@@ -90,16 +91,45 @@ pub(super) async fn play(
         tokio::time::sleep_until((start + window.to).into()).await;
         stack.cpu().since(before)
     };
-    let all = async {
+    let turns = async {
         let mut sent = JoinSet::new();
-        for planned in &plan.arrivals {
+        for planned in &plan.turns {
             tokio::time::sleep_until((start + planned.at).into()).await;
             sent.spawn(door.clone().send(planned.clone(), start));
         }
         sent.join_all().await
     };
-    let (cpu, records) = tokio::join!(watch, all);
+    let mut readers = JoinSet::new();
+    for streams in &plan.readers {
+        readers.spawn(read(door.clone(), streams.clone(), start, until));
+    }
+    let (cpu, mut records, streams) = tokio::join!(watch, turns, readers.join_all());
+    records.extend(streams.into_iter().flatten());
     Ok(Played { records, cpu })
+}
+
+/// One answer after another; none is begun after `until`.
+async fn read(door: Door, streams: Vec<Planned>, start: Instant, until: Duration) -> Vec<Record> {
+    let mut records = Vec::new();
+    for stream in streams.iter().cycle() {
+        tokio::time::sleep_until((start + stream.at).into()).await;
+        let at = start.elapsed();
+        if at >= until {
+            break;
+        }
+        let now = Planned {
+            at,
+            ..stream.clone()
+        };
+        let record = door.clone().send(now, start).await;
+        let failed = record.failure.is_some();
+        records.push(record);
+        // A node that refuses is not asked a thousand times a second.
+        if failed {
+            break;
+        }
+    }
+    records
 }
 
 impl Cpu {
