@@ -4,7 +4,8 @@
 //! and engine (`prompts`, `blocks`), a model of one node's time and memory says when a first token
 //! comes and what is cached (`simulate::engine`, moved along by `life` and `state`), what changed in
 //! the cache is told as KV events (`changes`, `events`), and the API answers as late as the model
-//! says (`api`, `answers`). Model time runs at a multiple of real time (`clock`), so that minutes
+//! says (`api`, `answers`, `metrics`). Two nodes of a process may share a request (`roles`, `halves`,
+//! `handover`), and a node may have tiers below its pool (`shelf`). Model time runs at a multiple of real time (`clock`), so that minutes
 //! take seconds. Many nodes fit into one process. What can go wrong with a node is in `faults`, and
 //! told at a control address that is none of the nodes' own (`control`).
 //!
@@ -22,8 +23,11 @@ use tokio::task::JoinSet;
 
 use self::api::Served;
 use self::control::Control;
+use self::handover::Handovers;
+use self::numbers::Numbers;
 use self::one_cache::OneCache;
 use self::prompts::Prompts;
+use self::shelf::Shelf;
 use self::slot::Slot;
 use crate::error::LoadError;
 use crate::node_http;
@@ -36,14 +40,23 @@ mod clock;
 mod control;
 mod events;
 pub mod faults;
+mod halves;
+mod handover;
 mod life;
+mod metrics;
+mod numbers;
 mod one_cache;
+mod post;
 pub(crate) mod prompts;
+mod roles;
+mod shelf;
 mod slot;
 mod state;
 
 pub use faults::Fault;
-pub use state::Counts;
+pub(crate) use roles::positive;
+pub use roles::{Below, Role, Roles};
+pub use state::{Counts, HandoverCounts};
 
 /// Flags of `homing-load node`.
 #[derive(Clone, Debug, clap::Args)]
@@ -81,6 +94,12 @@ pub struct Args {
     /// How fast a node is
     #[command(flatten)]
     pub pace: Pace,
+    /// Who does what of a request
+    #[command(flatten)]
+    pub roles: Roles,
+    /// What is below a node's pool
+    #[command(flatten)]
+    pub below: Below,
     /// Also count what one unbounded cache shared by all nodes would have had
     #[arg(long)]
     pub one_cache: bool,
@@ -119,22 +138,23 @@ pub struct Pace {
     /// Answers under way at once, at most
     #[arg(long, value_name = "ANSWERS", default_value_t = 256)]
     pub batch: usize,
+    /// Size of one token's KV, bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 160_000.0)]
+    pub kv_bytes_per_token: f64,
 }
 
 impl Pace {
     pub(crate) fn params(&self) -> Result<Params, LoadError> {
-        let positive = [
+        let figures = [
             ("--speed", self.speed),
             ("--prefill-rate", self.prefill_rate),
             ("--prefill-doubling", self.prefill_doubling),
             ("--chunk", self.chunk),
             ("--decode-step", self.decode_step),
+            ("--kv-bytes-per-token", self.kv_bytes_per_token),
         ];
-        for (flag, value) in positive {
-            if !(value.is_finite() && value > 0.0) {
-                let reason = format!("{value} is not above 0");
-                return Err(LoadError::Flag { flag, reason });
-            }
+        for (flag, value) in figures {
+            positive(flag, value)?;
         }
         Ok(Params {
             block_tokens: u32::try_from(BLOCK_TOKENS).unwrap_or(u32::MAX),
@@ -145,7 +165,7 @@ impl Pace {
             step_ms_per_answer: self.decode_per_answer.max(0.0),
             step_ms_per_context_token: self.decode_per_token.max(0.0),
             batch_max: self.batch.max(1),
-            ..Params::default()
+            kv_bytes_per_token: self.kv_bytes_per_token,
         })
     }
 }
@@ -155,6 +175,8 @@ impl Pace {
 pub struct Place {
     /// Its name at the control address.
     pub id: String,
+    /// What it does of a request.
+    pub role: &'static str,
     /// Its API, without `/v1`.
     pub url: String,
     /// Its KV events.
@@ -186,6 +208,8 @@ impl Nodes {
     /// Takes every port.
     pub async fn bind(args: &Args) -> Result<Self, LoadError> {
         let params = args.pace.params()?;
+        args.roles.check(args.nodes)?;
+        args.below.check()?;
         if args.capacity <= 2 {
             let reason = "a pool needs more than 2 blocks".to_owned();
             let flag = "--capacity";
@@ -198,7 +222,7 @@ impl Nodes {
             context_max: args.context,
             answer_tokens: args.answer_tokens,
         });
-        let one_cache = args.one_cache.then(|| Arc::new(OneCache::default()));
+        let shared = shared(args);
         let (mut slots, mut lives) = (Vec::new(), Vec::new());
         for number in 0..args.nodes.max(1) {
             let wanted = slot::Addresses {
@@ -214,7 +238,10 @@ impl Nodes {
                 params,
                 capacity: args.capacity,
                 speed: args.pace.speed,
-                one_cache: one_cache.clone(),
+                role: args.roles.of(number),
+                handover_gb_per_s: args.roles.handover_gb_per_s,
+                host: args.below.host(),
+                shared: shared.clone(),
             };
             let slot = Slot::new(facts, Arc::clone(&served));
             args.fault.iter().for_each(|fault| slot.suffer(*fault));
@@ -254,6 +281,16 @@ impl Nodes {
             Some(Err(panic)) => Err(LoadError::program("a node", panic.to_string())),
             None => Ok(()),
         }
+    }
+}
+
+fn shared(args: &Args) -> slot::Shared {
+    let numbers = Arc::new(Numbers::default());
+    slot::Shared {
+        handovers: Arc::new(Handovers::new()),
+        shelf: args.below.store().map(|store| Shelf::new(store, &numbers)),
+        one_cache: args.one_cache.then(|| Arc::new(OneCache::default())),
+        numbers,
     }
 }
 

@@ -10,7 +10,12 @@
 //! model time: real time by the nodes' speed, the front's own cost included (and as much too large
 //! as the nodes are fast, for all fronts alike). Beside our rows stands what the simulator says of
 //! the same cell before it is run.
+//!
+//! With `--prefill-nodes` some of our gateway's nodes compute prompts for the others (`apart`), and it is
+//! asked how many turns are good: a first token in time, and later ones quickly enough. SMG has no part in
+//! such cells.
 
+mod apart;
 mod figures;
 mod fronts;
 mod predict;
@@ -22,6 +27,7 @@ use serde::Serialize;
 use crate::agent;
 use crate::error::LoadError;
 
+use self::apart::{Apart, Bounds};
 use self::figures::{Row, Sample};
 use self::fronts::{Fleet, Kind, Standing};
 use self::predict::Predictor;
@@ -82,6 +88,12 @@ pub struct Args {
     /// Model time by real time
     #[arg(long, default_value_t = 4.0)]
     pub speed: f64,
+    /// Who computes prompts and who answers
+    #[command(flatten)]
+    pub apart: Apart,
+    /// When a turn is good
+    #[command(flatten)]
+    pub bounds: Bounds,
     /// Interleaved rounds, each with other sessions
     #[arg(long, default_value_t = 1)]
     pub rounds: usize,
@@ -120,6 +132,27 @@ pub struct Cell {
     pub capacity: usize,
     /// System prompts.
     pub system_prompts: usize,
+    /// Nodes that compute prompts for the others; 0: all do everything.
+    pub prefill_nodes: u16,
+}
+
+impl Cell {
+    /// All of them, in the order in which they are run.
+    fn all(args: &Args) -> Vec<Self> {
+        let mut cells = Vec::new();
+        for &capacity in &args.capacity {
+            for &system_prompts in &args.system_prompts {
+                for &prefill_nodes in &args.apart.prefill_nodes {
+                    cells.push(Self {
+                        capacity,
+                        system_prompts,
+                        prefill_nodes,
+                    });
+                }
+            }
+        }
+        cells
+    }
 }
 
 /// Runs all of it.
@@ -128,28 +161,27 @@ pub async fn run(args: &Args) -> Result<Comparison, LoadError> {
     if args.smg.is_some() {
         kinds.extend(args.smg_flags.iter().cloned().map(Kind::Smg));
     }
+    args.apart.check(args.nodes)?;
+    args.bounds.check()?;
     let predictor = Predictor::load(&args.gguf)?;
     let (mut samples, mut predicted) = (Vec::new(), Vec::new());
     for round in 0..args.rounds.max(1) {
-        for &capacity in &args.capacity {
-            for &system_prompts in &args.system_prompts {
-                let cell = Cell {
-                    capacity,
-                    system_prompts,
-                };
-                let load = load(args, cell, round);
-                if let Some(sample) = predictor.predict(args, cell, &load)? {
-                    eprintln!("round {}, {cell:?}: simulated", round + 1);
-                    eprintln!("  {}", sample.line());
-                    predicted.push((cell, sample));
+        for cell in Cell::all(args) {
+            let load = load(args, cell, round);
+            if let Some(sample) = predictor.predict(args, cell, &load)? {
+                eprintln!("round {}, {cell:?}: simulated", round + 1);
+                eprintln!("  {}", sample.line());
+                predicted.push((cell, sample));
+            }
+            for step in 0..kinds.len() {
+                let kind = &kinds[(step + round) % kinds.len()];
+                if cell.prefill_nodes > 0 && !matches!(kind, Kind::Homing) {
+                    continue;
                 }
-                for step in 0..kinds.len() {
-                    let kind = &kinds[(step + round) % kinds.len()];
-                    eprintln!("round {}, {cell:?}: {}", round + 1, kind.name());
-                    let sample = once(args, cell, kind, &load).await?;
-                    eprintln!("  {}", sample.line());
-                    samples.push((cell, kind.name(), sample));
-                }
+                eprintln!("round {}, {cell:?}: {}", round + 1, kind.name());
+                let sample = once(args, cell, kind, &load).await?;
+                eprintln!("  {}", sample.line());
+                samples.push((cell, kind.name(), sample));
             }
         }
     }
@@ -206,5 +238,5 @@ async fn once(
     };
     let ran = agent::run(&load).await?;
     let after = fleet.counts().await?;
-    Ok(Sample::of(&ran, &before, &after, args.speed))
+    Ok(Sample::of(&ran, (&before, &after), args, cell))
 }

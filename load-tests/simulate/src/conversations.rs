@@ -3,12 +3,15 @@
 //! [`crate::fleet`] plays traces, of which only blocks of prompts are known. Here a conversation
 //! begins at its time, a turn is due its pause after the answer before it, and what a node answered
 //! stays in its cache behind the prompt, since the next turn repeats it: as the simulated nodes over
-//! HTTP do it, so that a run before them can be predicted. One region; the router sends every turn at
-//! once. It hears of cache changes, first tokens and ends when they happen.
+//! HTTP do it, so that a run before them can be predicted. Where two nodes share a turn, what the second
+//! has of the prompt is held from then on, and the rest travels while the first computes; the answer stays
+//! with the second. One region; the router sends every turn at once. It hears of cache changes, first
+//! tokens and ends when they happen.
 
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::agenda::Agenda;
@@ -38,8 +41,10 @@ pub struct Played {
     pub conversation: usize,
     /// Which of its turns.
     pub turn: usize,
-    /// Where it went.
+    /// Where it went: the node that answers.
     pub node: usize,
+    /// The node that computes its prompt for that one.
+    pub prefill_node: Option<usize>,
     /// Tokens of its prompt that were cached there, in whole blocks.
     pub cached_tokens: u32,
     /// When it was due and sent, ms.
@@ -53,7 +58,7 @@ pub struct Played {
 /// Plays all of them to their ends; turns in the order in which they were sent.
 ///
 /// # Panics
-/// If the router does not send every turn to one node at once.
+/// If the router does not send every turn at once.
 pub fn play(fleet: &Fleet, conversations: &[Vec<Turn>], router: &mut dyn Router) -> Vec<Played> {
     let mut play = Play::new(fleet, conversations);
     while let Some(what) = play.agenda.next_until(f64::INFINITY) {
@@ -63,6 +68,7 @@ pub fn play(fleet: &Fleet, conversations: &[Vec<Turn>], router: &mut dyn Router)
                 play.advance(node, router);
             }
             What::Node { .. } => {}
+            What::KvArrives(id) => play.answer(id, router),
         }
     }
     play.played
@@ -79,26 +85,40 @@ enum What {
         node: usize,
         version: u64,
     },
+    /// Of this turn, by its place among those played.
+    KvArrives(u32),
+}
+
+/// What was computed for another node stays until that has it.
+fn nodes(fleet: &Fleet) -> Vec<Node> {
+    fleet
+        .build()
+        .into_iter()
+        .map(Node::holding_prompts)
+        .collect()
 }
 
 struct Play<'a> {
+    fleet: &'a Fleet,
     conversations: &'a [Vec<Turn>],
-    block_tokens: u32,
     nodes: Vec<Node>,
     versions: Vec<u64>,
     agenda: Agenda<What>,
     played: Vec<Played>,
+    /// Tokens that have to reach the second node, of turns whose prompts are being computed.
+    moved: HashMap<u32, f64>,
 }
 
 impl<'a> Play<'a> {
-    fn new(fleet: &Fleet, conversations: &'a [Vec<Turn>]) -> Self {
+    fn new(fleet: &'a Fleet, conversations: &'a [Vec<Turn>]) -> Self {
         let mut play = Self {
+            fleet,
             conversations,
-            block_tokens: fleet.params.block_tokens,
-            nodes: fleet.build(),
+            nodes: nodes(fleet),
             versions: vec![0; fleet.nodes],
             agenda: Agenda::default(),
             played: Vec::new(),
+            moved: HashMap::new(),
         };
         for conversation in 0..conversations.len() {
             play.foresee_turn(conversation, 0);
@@ -129,28 +149,66 @@ impl<'a> Play<'a> {
             output_tokens: next.output_tokens,
             blocks: &blocks,
         };
-        let node = match router.route(self.agenda.now_ms(), &ask, &self.nodes) {
-            Answer::Send(node) => node,
+        let (prefill_node, node) = match router.route(self.agenda.now_ms(), &ask, &self.nodes) {
+            Answer::Send(node) => (None, node),
+            Answer::Pair { prefill, decode } => (Some(prefill), decode),
             answer => unreachable!("a router that sends at once answered {answer:?}"),
         };
         self.played.push(Played {
             conversation,
             turn,
             node,
+            prefill_node,
             cached_tokens: 0,
             due_ms: self.agenda.now_ms(),
             first_token_ms: f64::NAN,
             done_ms: f64::NAN,
         });
+        match prefill_node {
+            None => self.give(id, node, Part::Whole, router),
+            Some(prefill) => {
+                let held = self.nodes[node].hold(id, &blocks);
+                let params = &self.fleet.params;
+                let held = params.cached_tokens(held, next.prompt_tokens);
+                self.moved.insert(id, f64::from(next.prompt_tokens - held));
+                self.give(id, prefill, Part::Prompt, router);
+            }
+        }
+    }
+
+    /// A node gets its part of a turn.
+    fn give(&mut self, id: u32, node: usize, part: Part, router: &mut dyn Router) {
+        let Played {
+            conversation, turn, ..
+        } = self.played[id as usize];
+        let turn = &self.conversations[conversation][turn];
         let job = Job {
-            part: Part::Whole,
+            part,
             id,
-            blocks,
-            prompt_tokens: next.prompt_tokens,
-            output_tokens: next.output_tokens,
+            blocks: turn.path[..turn.prompt_blocks].into(),
+            prompt_tokens: turn.prompt_tokens,
+            output_tokens: turn.output_tokens,
         };
         self.nodes[node].enqueue(self.agenda.now_ms(), job);
         self.advance(node, router);
+    }
+
+    /// Everything of a turn's prompt is at the node that answers.
+    fn answer(&mut self, id: u32, router: &mut dyn Router) {
+        let Played {
+            node, prefill_node, ..
+        } = self.played[id as usize];
+        self.give(id, node, Part::Answer, router);
+        for node in prefill_node.into_iter().chain([node]) {
+            self.nodes[node].let_go_held(self.agenda.now_ms(), id);
+            self.advance(node, router);
+        }
+    }
+
+    /// Whole blocks alone are read from a cache.
+    fn whole_blocks(&self, tokens: u32) -> u32 {
+        let block_tokens = self.fleet.params.block_tokens;
+        tokens / block_tokens * block_tokens
     }
 
     /// Lets a node act up to now, passes on what it did and foresees what it will do.
@@ -184,14 +242,33 @@ impl<'a> Play<'a> {
                 cached_tokens,
                 ..
             } => {
+                let cached_tokens = self.whole_blocks(cached_tokens);
                 let played = &mut self.played[id as usize];
                 played.first_token_ms = at_ms;
-                // Whole blocks alone are read from a cache.
-                played.cached_tokens = cached_tokens / self.block_tokens * self.block_tokens;
-                router.first_token(at_ms, id, node, played.cached_tokens);
+                if played.prefill_node.is_none() {
+                    played.cached_tokens = cached_tokens;
+                }
+                let cached_tokens = played.cached_tokens;
+                router.first_token(at_ms, id, node, cached_tokens);
             }
-            // Nodes here do all of a request.
-            Happened::Computed { .. } => {}
+            Happened::Computed {
+                at_ms,
+                id,
+                cached_tokens,
+                took_ms,
+                ..
+            } => {
+                self.played[id as usize].cached_tokens = self.whole_blocks(cached_tokens);
+                router.computed(at_ms, id, node);
+                let moved = self.moved.remove(&id).unwrap_or(0.0);
+                let Fleet {
+                    params,
+                    handover_gb_per_s,
+                    ..
+                } = self.fleet;
+                let left_ms = params.handover_left_ms(moved, *handover_gb_per_s, took_ms);
+                self.agenda.foresee(at_ms + left_ms, What::KvArrives(id));
+            }
             Happened::Finished {
                 at_ms,
                 id,

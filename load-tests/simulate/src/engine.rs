@@ -3,8 +3,9 @@
 //! A node computes one prompt at a time, first come first served, in chunks; all answers under way
 //! advance together, one token a step, and a step that also computes a chunk takes that much
 //! longer. A request can also be shared ([`Part`]): one node computes its prompt and keeps the
-//! blocks as cache, another one answers as soon as it has room for the KV that has come. One pool of blocks holds what running requests need (pinned) and, in what is left, the
-//! blocks of earlier prompts (see `pool`). A prompt starts when the pool can take it and its
+//! blocks as cache, another one answers as soon as it has room for the KV that has come. One pool of
+//! blocks holds what running requests need (pinned) and, in what is left, the blocks of earlier prompts
+//! (see `pool`). A prompt starts when the pool can take it and its
 //! answer; until then it and all behind it wait.
 //!
 //! The same type serves the simulator's virtual clock and a simulated node in real time: the
@@ -13,6 +14,7 @@
 //! first served, and speculation. What lies below the pool is in [`tiers`].
 
 mod answers;
+mod held;
 mod look;
 mod node;
 pub(crate) mod pool;
@@ -84,6 +86,18 @@ impl Params {
     /// Blocks that an answer of this many tokens may need.
     pub fn answer_blocks(&self, output_tokens: u32) -> usize {
         (output_tokens / self.block_tokens) as usize + 1
+    }
+
+    /// How long the KV of so many tokens travels over a link of so many GB (10^9 bytes) a second, ms.
+    pub fn handover_ms(&self, tokens: f64, gb_per_s: f64) -> f64 {
+        tokens * self.kv_bytes_per_token / (gb_per_s * 1e6)
+    }
+
+    /// What is left of a handover of so many tokens when their prompt is computed, which took so long,
+    /// ms: KV travels meanwhile, layer by layer, so that at least the last chunk's is still to come.
+    pub fn handover_left_ms(&self, tokens: f64, gb_per_s: f64, took_ms: f64) -> f64 {
+        let last = tokens.min(self.chunk_tokens);
+        (self.handover_ms(tokens, gb_per_s) - took_ms).max(self.handover_ms(last, gb_per_s))
     }
 
     /// The least that this prompt's first token takes, with these tokens held and the node idle.

@@ -327,8 +327,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// What is left of a handover when the prompt is computed: KV travels meanwhile, layer by layer, so
-    /// that at least the last chunk's is still to come.
+    /// What is left of a handover when the prompt is computed.
     fn handover_left_ms(&self, id: u32, took_ms: f64) -> f64 {
         let outcome = &self.outcomes[id as usize];
         let fleet = &self.scenario.fleet;
@@ -337,8 +336,8 @@ impl<'a> Play<'a> {
             fleet.params.cached_tokens(blocks, outcome.prompt_tokens)
         });
         let moved = f64::from(outcome.prompt_tokens) - f64::from(held);
-        let last = moved.min(fleet.params.chunk_tokens);
-        (fleet.handover_ms(moved) - took_ms).max(fleet.handover_ms(last))
+        let gb_per_s = fleet.handover_gb_per_s;
+        fleet.params.handover_left_ms(moved, gb_per_s, took_ms)
     }
 
     /// What happens now is handled now, not behind other events of this moment.

@@ -73,7 +73,7 @@ impl Fleet {
 
     /// How long the KV of so many tokens travels, ms.
     pub fn handover_ms(&self, tokens: f64) -> f64 {
-        tokens * self.params.kv_bytes_per_token / (self.handover_gb_per_s * 1e6)
+        self.params.handover_ms(tokens, self.handover_gb_per_s)
     }
 
     /// The region of a node.

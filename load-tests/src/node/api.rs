@@ -1,9 +1,9 @@
 //! What does a simulated node answer over HTTP?
 //!
 //! `/v1/chat/completions` and `/v1/completions`, whole and streamed, each as late as the model of
-//! the node says; `/v1/models`, `/health` and `/metrics` with what a gateway learns from them.
+//! the node says, or that half of one which two nodes share; `/v1/models`, `/v1/kv/info`, `/health` and
+//! `/metrics` with what a gateway learns from them.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -17,8 +17,12 @@ use serde_json::{Value, json};
 use cache_index::block::BLOCK_TOKENS;
 
 use super::answers::{Answer, Form};
-use super::life::{Life, Ticket};
+use super::halves::{Task, reference};
+use super::handover::Handovers;
+use super::life::{Life, Question, Ticket};
+use super::metrics;
 use super::prompts::Prompts;
+use super::roles::Role;
 use super::state::{End, Progress};
 use crate::node_http::{Body, Cut, error, event_stream, full, json_response};
 
@@ -36,6 +40,8 @@ pub(super) struct Served {
 pub(super) struct Api {
     pub(super) served: Arc<Served>,
     pub(super) life: Arc<Life>,
+    pub(super) role: Role,
+    pub(super) handovers: Arc<Handovers>,
     /// When its process would have started, in seconds.
     pub(super) started_s: f64,
 }
@@ -46,7 +52,11 @@ impl Api {
         let path = request.uri().path().to_owned();
         match (request.method(), path.as_str()) {
             (&Method::GET, "/health") => Ok(self.health()),
-            (&Method::GET, "/metrics") => Ok(Response::new(full(self.metrics()))),
+            (&Method::GET, "/metrics") => {
+                let text = metrics::text(&self.life.lock(), self.started_s);
+                Ok(Response::new(full(text)))
+            }
+            (&Method::GET, "/v1/kv/info") => Ok(self.kv_info()),
             (&Method::GET, "/v1/models") => {
                 let model = json!({"id": self.served.model, "object": "model",
                                    "owned_by": "homing", "token_ids": true,
@@ -73,28 +83,13 @@ impl Api {
         json_response(status, &json!({"status": word}))
     }
 
-    /// By vLLM's names, which our engine uses too.
-    fn metrics(&self) -> String {
-        let state = self.life.lock();
-        let (running, waiting) = state.running_and_waiting();
-        let counts = state.counts;
-        let mut text = format!("process_start_time_seconds {}\n", self.started_s);
-        let _ = writeln!(
-            text,
-            "vllm:cache_config_info{{block_size=\"{BLOCK_TOKENS}\",num_gpu_blocks=\"{}\"}} 1",
-            state.capacity()
-        );
-        for (name, value) in [
-            ("vllm:kv_cache_usage_perc", state.pool_usage()),
-            ("vllm:num_requests_running", running as f64),
-            ("vllm:num_requests_waiting", waiting as f64),
-            ("vllm:prompt_tokens_total", counts.prompt_tokens as f64),
-            ("vllm:prefix_cache_hits_total", counts.cached_tokens as f64),
-            ("vllm:generation_tokens_total", counts.answer_tokens as f64),
-        ] {
-            let _ = writeln!(text, "{name} {value}");
-        }
-        text
+    /// Who it is to the nodes with which it shares requests.
+    fn kv_info(&self) -> Response<Body> {
+        let layout = json!({"version": 1, "block_tokens": BLOCK_TOKENS,
+                            "body_bytes": self.life.lock().block_bytes()});
+        let info = json!({"engine_id": self.life.engine_id, "role": self.role.as_str(),
+                          "endpoints": [self.handovers.endpoint], "layout": layout});
+        json_response(StatusCode::OK, &info)
     }
 
     async fn complete(
@@ -116,43 +111,83 @@ impl Api {
             Ok(prompt) => prompt,
             Err(why) => return refused(&why, None),
         };
-        let answer = self.to_answer(&request, form, &prompt);
+        let task = match Task::read(&request, self.role, &self.handovers.endpoint) {
+            Ok(task) => task,
+            Err(refusal) => {
+                return Ok(json_response(StatusCode::BAD_REQUEST, &refusal.to_json()));
+            }
+        };
+        let answer = self.to_answer(&request, (form, &task), &prompt);
         let (length, most) = (prompt.len() + answer.tokens.len(), self.served.context_max);
         if length > most {
             let why =
                 format!("This model's maximum context length is {most} tokens, not {length}.");
             return refused(&why, Some("context_length_exceeded"));
         }
-        let salt = request["cache_salt"].as_str().map(Arc::from);
-        let ticket = self.life.begin(&prompt, &answer.tokens, salt);
-        let last_block = ticket.last_block.map(|hash| hash.to_string());
-        let mut response = if request["stream"] == true {
-            streamed(ticket, answer).await?
-        } else {
-            whole(ticket, &answer).await?
-        };
+        let mut response = self.serve(&request, (task, answer), &prompt).await?;
         let headers = response.headers_mut();
         headers.insert("x-node-prompt-tokens", prompt.len().into());
-        let last_block = HeaderValue::try_from(last_block.unwrap_or_default());
-        headers.extend(last_block.map(|value| {
-            (
-                hyper::header::HeaderName::from_static("x-node-last-block"),
-                value,
-            )
-        }));
         if let Some(id) = request_id {
             headers.insert("x-request-id", id);
         }
         Ok(response)
     }
 
-    fn to_answer(&self, request: &Value, form: Form, prompt: &[u32]) -> Answer {
-        let limit = ["max_completion_tokens", "max_tokens"]
-            .iter()
-            .find_map(|name| request[name].as_u64())
-            .map_or(usize::MAX, |limit| {
-                usize::try_from(limit).unwrap_or(usize::MAX)
-            });
+    /// Serves a good request.
+    async fn serve(
+        &self,
+        request: &Value,
+        (task, answer): (Task, Answer),
+        prompt: &[u32],
+    ) -> Result<Response<Body>, Cut> {
+        let salt = request["cache_salt"].as_str();
+        let half = match self.half(&task, prompt, salt) {
+            Ok(half) => half,
+            Err(refusal) => {
+                return Ok(json_response(StatusCode::BAD_REQUEST, &refusal.to_json()));
+            }
+        };
+        let mut ticket = self.life.begin(Question {
+            prompt,
+            answer: &answer.tokens,
+            salt: salt.map(Arc::from),
+            half,
+        });
+        let last_block = ticket.last_block.map(|hash| hash.to_string());
+        let mut response = match &task {
+            Task::HandOver(to) => {
+                let params = reference(self, to, prompt.len() / BLOCK_TOKENS);
+                whole(ticket, &answer, Some(params)).await?
+            }
+            Task::TakeOver(from) => {
+                let came = self.take_over(&mut ticket, from, (prompt, salt)).await;
+                if let Err(why) = came {
+                    let why = format!("The prompt's KV could not be fetched: {why}.");
+                    let failed = error(&why, Some("kv_transfer_failed"));
+                    return Ok(json_response(StatusCode::SERVICE_UNAVAILABLE, &failed));
+                }
+                answered(request, ticket, answer).await?
+            }
+            Task::Whole => answered(request, ticket, answer).await?,
+        };
+        if let Ok(value) = HeaderValue::try_from(last_block.unwrap_or_default()) {
+            let headers = response.headers_mut();
+            headers.insert("x-node-last-block", value);
+        }
+        Ok(response)
+    }
+
+    fn to_answer(&self, request: &Value, (form, task): (Form, &Task), prompt: &[u32]) -> Answer {
+        let limit = match task {
+            // It is there to be handed over.
+            Task::HandOver(_) => Some(1),
+            _ => ["max_completion_tokens", "max_tokens"]
+                .iter()
+                .find_map(|name| request[name].as_u64()),
+        };
+        let limit = limit.map_or(usize::MAX, |limit| {
+            usize::try_from(limit).unwrap_or(usize::MAX)
+        });
         let count = limit.clamp(1, self.served.answer_tokens.max(1));
         let tokens = self.served.prompts.answer(prompt, count);
         let texts = tokens.iter().map(|token| self.served.prompts.text(*token));
@@ -172,7 +207,19 @@ impl Api {
     }
 }
 
-async fn whole(mut ticket: Ticket, answer: &Answer) -> Result<Response<Body>, Cut> {
+async fn answered(request: &Value, ticket: Ticket, answer: Answer) -> Result<Response<Body>, Cut> {
+    match request["stream"] == true {
+        true => streamed(ticket, answer).await,
+        false => whole(ticket, &answer, None).await,
+    }
+}
+
+/// A whole answer, with where its KV is if that is for another node.
+async fn whole(
+    mut ticket: Ticket,
+    answer: &Answer,
+    reference: Option<Value>,
+) -> Result<Response<Body>, Cut> {
     let last = u32::try_from(answer.tokens.len()).unwrap_or(u32::MAX) - 1;
     let wanted = match ticket.end {
         End::BeforeFirst => 0,
@@ -180,12 +227,16 @@ async fn whole(mut ticket: Ticket, answer: &Answer) -> Result<Response<Body>, Cu
         End::Whole => last,
     };
     let progress = ticket.beyond(wanted).await.ok_or(Cut)?;
+    let mut value = answer.whole(progress);
+    if let Some(reference) = reference {
+        value["kv_transfer_params"] = reference;
+    }
     match ticket.end {
         End::BeforeFirst => Err(Cut),
-        End::Whole => Ok(json_response(StatusCode::OK, &answer.whole(progress))),
+        End::Whole => Ok(json_response(StatusCode::OK, &value)),
         End::MidStream => {
             // Half of a body that was announced whole.
-            let body = answer.whole(progress).to_string();
+            let body = value.to_string();
             let half = Bytes::copy_from_slice(&body.as_bytes()[..body.len() / 2]);
             let frames = stream::iter([Ok(Frame::data(half)), Err(Cut)]);
             Ok(event_stream(frames))

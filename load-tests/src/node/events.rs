@@ -15,7 +15,7 @@ use cache_index::event::{EventBatch, KvEvent};
 use cache_index::wire::encode_batch;
 use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
 
-use super::blocks::Blocks;
+use super::blocks::{Blocks, TIERS};
 use super::changes::stored;
 use super::life::Life;
 use crate::error::LoadError;
@@ -116,7 +116,11 @@ impl Log {
     }
 
     fn everything(&self, blocks: &Blocks) -> EventBatch {
-        let held = blocks.cached().into_iter().map(|block| stored(&[block]));
+        let told = |tier| {
+            let held = blocks.cached(tier).into_iter();
+            held.map(move |block| stored(tier, &[block]))
+        };
+        let held = TIERS.into_iter().flat_map(told);
         EventBatch::snapshot(now_s(), &self.boot_id, held.collect())
     }
 }

@@ -7,11 +7,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cache_index::block::{BLOCK_TOKENS, BlockHash, Namespace, extend_chain};
 use simulate::engine::Params;
+use simulate::engine::tiers::TierParams;
 use tokio::sync::{Notify, watch};
 
 use super::faults::Fault;
+use super::handover::{Claim, Computed};
+use super::numbers::Numbers;
 use super::one_cache::OneCache;
-use super::state::{Asked, End, Progress, State};
+use super::post::Post;
+use super::shelf::Shelf;
+use super::state::{Asked, End, Half, Progress, State};
 
 /// One life of a node, as its tasks share it.
 pub(super) struct Life {
@@ -20,6 +25,10 @@ pub(super) struct Life {
     pub(super) appended: Notify,
     /// The model has something new to do.
     changed: Notify,
+    /// What other nodes tell it.
+    pub(super) post: Arc<Post>,
+    /// Its name among those that exchange KV, new with each life.
+    pub(super) engine_id: String,
     speed: f64,
     model: String,
 }
@@ -30,16 +39,33 @@ pub(super) struct Birth<'a> {
     pub(super) capacity: usize,
     pub(super) speed: f64,
     pub(super) model: &'a str,
+    pub(super) host: Option<TierParams>,
+    pub(super) handover_gb_per_s: f64,
+    pub(super) numbers: Arc<Numbers>,
+    pub(super) shelf: Option<Shelf>,
     pub(super) one_cache: Option<Arc<OneCache>>,
+}
+
+/// What is asked of a node.
+pub(super) struct Question<'a> {
+    pub(super) prompt: &'a [u32],
+    /// The tokens that the answer will have.
+    pub(super) answer: &'a [u32],
+    pub(super) salt: Option<Arc<str>>,
+    pub(super) half: Half,
 }
 
 impl Life {
     /// A new life with an empty cache.
     pub(super) fn new(birth: Birth<'_>) -> Arc<Self> {
+        let post = Arc::new(Post::default());
+        let engine_id = format!("{:016x}", rand::random::<u64>());
         Arc::new(Self {
             speed: birth.speed,
             model: birth.model.to_owned(),
-            state: Mutex::new(State::new(birth)),
+            state: Mutex::new(State::new(birth, engine_id.clone(), Arc::clone(&post))),
+            post,
+            engine_id,
             appended: Notify::new(),
             changed: Notify::new(),
         })
@@ -49,13 +75,14 @@ impl Life {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a request in: its prompt, the tokens that its answer will have, and its cache salt.
-    pub(super) fn begin(
-        self: &Arc<Self>,
-        prompt: &[u32],
-        answer: &[u32],
-        salt: Option<Arc<str>>,
-    ) -> Ticket {
+    /// Takes a request in.
+    pub(super) fn begin(self: &Arc<Self>, question: Question<'_>) -> Ticket {
+        let Question {
+            prompt,
+            answer,
+            salt,
+            half,
+        } = question;
         let namespace = Namespace::new(&self.model, None, salt.as_deref());
         let mut chain = extend_chain(&namespace, BlockHash::ROOT, prompt);
         let prompt_blocks = chain.len();
@@ -73,8 +100,9 @@ impl Life {
             salt,
             prompt_tokens: prompt.len(),
             answer_tokens: answer.len(),
+            half,
         };
-        let (id, seen, end) = self.change(|state, now_ms| state.begin(now_ms, &asked));
+        let (id, seen, end) = self.change(|state, now_ms| state.begin(now_ms, asked));
         Ticket {
             node: Arc::clone(self),
             id,
@@ -121,6 +149,24 @@ impl Ticket {
         let seen = self.seen.wait_for(|progress| progress.tokens > tokens);
         seen.await.ok().map(|progress| *progress)
     }
+
+    /// Its prompt has been computed elsewhere.
+    pub(super) fn kv_comes(&self, computed: Computed, claim: Claim) {
+        let comes = |state: &mut State, _: f64| state.kv_comes(self.id, computed, claim);
+        self.node.change(comes);
+    }
+
+    /// Nothing comes from elsewhere: the prompt is computed here. False where all of it has come.
+    pub(super) fn compute_here(&self) -> bool {
+        let here = |state: &mut State, now_ms: f64| state.compute_here(now_ms, self.id);
+        self.node.change(here)
+    }
+
+    /// Nothing comes from elsewhere, and nothing is to be done about it. False where all of it has come.
+    pub(super) fn fail(&self) -> bool {
+        let fail = |state: &mut State, now_ms: f64| state.fail_half(now_ms, self.id);
+        self.node.change(fail)
+    }
 }
 
 impl Drop for Ticket {
@@ -141,11 +187,17 @@ pub(super) async fn drive(node: Arc<Life>) {
         };
         node.appended.notify_waiters();
         match pause {
-            None => changed.await,
+            None => {
+                tokio::select! {
+                    () = changed => {}
+                    () = node.post.came.notified() => {}
+                }
+            }
             Some(pause) => {
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
                     () = changed => {}
+                    () = node.post.came.notified() => {}
                 }
             }
         }

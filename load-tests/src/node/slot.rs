@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use serde::Serialize;
 use simulate::engine::Params;
+use simulate::engine::tiers::{Tier, TierParams};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -21,9 +22,13 @@ use super::Place;
 use super::api::{Api, Served};
 use super::events;
 use super::faults::Fault;
+use super::handover::Handovers;
 use super::life::{Birth, Life, drive};
+use super::numbers::Numbers;
 use super::one_cache::OneCache;
-use super::state::Counts;
+use super::roles::Role;
+use super::shelf::Shelf;
+use super::state::{Counts, HandoverCounts};
 use crate::error::LoadError;
 use crate::node_http;
 
@@ -48,6 +53,19 @@ pub(super) struct Facts {
     pub(super) params: Params,
     pub(super) capacity: usize,
     pub(super) speed: f64,
+    pub(super) role: Role,
+    pub(super) handover_gb_per_s: f64,
+    /// Its memory below the pool.
+    pub(super) host: Option<TierParams>,
+    pub(super) shared: Shared,
+}
+
+/// What the nodes of a process share.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) numbers: Arc<Numbers>,
+    pub(super) handovers: Arc<Handovers>,
+    pub(super) shelf: Option<Shelf>,
     pub(super) one_cache: Option<Arc<OneCache>>,
 }
 
@@ -81,9 +99,15 @@ pub(super) struct Report {
     waiting: usize,
     pool_usage: f64,
     cached_blocks: usize,
+    host_blocks: usize,
+    /// Blocks in the store that this node has told of.
+    store_blocks: usize,
+    held_blocks: usize,
     event_batches: u64,
     #[serde(flatten)]
     counts: Counts,
+    #[serde(flatten)]
+    handovers: HandoverCounts,
 }
 
 impl Sockets {
@@ -143,6 +167,7 @@ impl Slot {
         let endpoint = |address: SocketAddr| format!("tcp://{address}");
         Place {
             id: self.facts.id.clone(),
+            role: self.facts.role.as_str(),
             url: format!("http://{http}"),
             events: events.map(endpoint),
             replay: replay.map(endpoint),
@@ -162,9 +187,13 @@ impl Slot {
             running,
             waiting,
             pool_usage: state.pool_usage(),
-            cached_blocks: state.blocks.cached().len(),
+            cached_blocks: state.blocks.count(Tier::Device),
+            host_blocks: state.blocks.count(Tier::Host),
+            store_blocks: state.blocks.count(Tier::Shared),
+            held_blocks: state.held_blocks(),
             event_batches: state.log.count(),
             counts: state.counts,
+            handovers: state.handed.counts,
         }
     }
 
@@ -235,6 +264,8 @@ impl Slot {
         let api = Api {
             served: Arc::clone(&self.served),
             life,
+            role: self.facts.role,
+            handovers: Arc::clone(&self.facts.shared.handovers),
             started_s: since.unwrap_or_default().as_secs_f64(),
         };
         tasks.spawn(node_http::serve(sockets.http, move |request| {
@@ -250,6 +281,10 @@ fn born(facts: &Facts, served: &Served) -> Arc<Life> {
         capacity: facts.capacity,
         speed: facts.speed,
         model: &served.model,
-        one_cache: facts.one_cache.clone(),
+        host: facts.host,
+        handover_gb_per_s: facts.handover_gb_per_s,
+        numbers: Arc::clone(&facts.shared.numbers),
+        shelf: facts.shared.shelf.clone(),
+        one_cache: facts.shared.one_cache.clone(),
     })
 }

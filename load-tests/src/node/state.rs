@@ -2,7 +2,10 @@
 //!
 //! What its lock protects: the model of its time and memory, the blocks' contents, the log of its
 //! events and the requests under way. [`State::move_to_now`] brings all of it up to the present:
-//! blocks become events, tokens become progress that the requests wait for.
+//! blocks become events, tokens become progress that the requests wait for. What two nodes share is in
+//! `handed`.
+
+mod handed;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,16 +13,22 @@ use std::time::Duration;
 
 use cache_index::block::{BLOCK_TOKENS, BlockHash, creditable_blocks};
 use serde::Serialize;
+use simulate::engine::tiers::{Tier, TierParams};
 use simulate::engine::{Happened, Job, Node as Model, Part};
 use tokio::sync::watch;
 
+use self::handed::Handed;
+pub use self::handed::HandoverCounts;
 use super::blocks::Blocks;
 use super::changes::Changes;
 use super::clock::Clock;
 use super::events::Log;
 use super::faults::Fault;
+use super::handover::Offer;
 use super::life::Birth;
 use super::one_cache::OneCache;
+use super::post::{Letter, Post};
+use super::shelf::Shelf;
 
 /// Between two looks at how far answers have come, in model time: a step of the default model.
 const TOKENS_EVERY_MS: f64 = 12.0;
@@ -32,6 +41,7 @@ pub(super) struct State {
     pub(super) blocks: Blocks,
     pub(super) is_draining: bool,
     pub(super) counts: Counts,
+    pub(super) handed: Handed,
     model: Model,
     clock: Clock,
     requests: HashMap<u32, Request>,
@@ -41,6 +51,19 @@ pub(super) struct State {
     die_mid_stream: u32,
     next_id: u32,
     one_cache: Option<Arc<OneCache>>,
+    post: Arc<Post>,
+    host: Option<TierParams>,
+    shelf: Option<Shelf>,
+}
+
+/// What of a request is this node's.
+pub(super) enum Half {
+    /// All of it.
+    Whole,
+    /// Its prompt, for another node.
+    Prompt(Offer),
+    /// Its answer, once its KV has come from another node.
+    Answer,
 }
 
 /// A request as it comes in.
@@ -54,6 +77,7 @@ pub(super) struct Asked {
     pub(super) salt: Option<Arc<str>>,
     pub(super) prompt_tokens: usize,
     pub(super) answer_tokens: usize,
+    pub(super) half: Half,
 }
 
 struct Request {
@@ -64,6 +88,9 @@ struct Request {
     answer_tokens: u32,
     prompt_tokens: u32,
     one_cache_tokens: u64,
+    end: End,
+    /// Tokens that the node had cached which computed its prompt; none where that is this one.
+    handed_cached: Option<u32>,
 }
 
 /// How far a request has come.
@@ -91,10 +118,12 @@ pub(super) enum End {
 pub struct Counts {
     /// Requests with a first token.
     pub requests: u64,
-    /// Tokens of their prompts.
+    /// Tokens of the prompts that were computed here.
     pub prompt_tokens: u64,
     /// Those of them that were cached.
     pub cached_tokens: u64,
+    /// Those of them that were fetched from a slower tier.
+    pub fetched_tokens: u64,
     /// Those of them that one unbounded cache shared by all nodes would have had; 0 where it is not
     /// counted.
     pub one_cache_tokens: u64,
@@ -103,13 +132,21 @@ pub struct Counts {
 }
 
 impl State {
-    pub(super) fn new(birth: Birth<'_>) -> Self {
+    pub(super) fn new(birth: Birth<'_>, boot_id: String, post: Arc<Post>) -> Self {
+        let mut model = Model::new(birth.params, birth.capacity).holding_prompts();
+        if let Some(host) = birth.host {
+            model = model.with_host(host);
+        }
+        if let Some(shelf) = &birth.shelf {
+            model = model.with_store(shelf.store.clone());
+        }
         Self {
-            log: Log::new(format!("{:016x}", rand::random::<u64>())),
-            blocks: Blocks::default(),
+            log: Log::new(boot_id),
+            blocks: Blocks::new(birth.numbers),
             is_draining: false,
             counts: Counts::default(),
-            model: Model::new(birth.params, birth.capacity),
+            handed: Handed::new(birth.handover_gb_per_s),
+            model,
             clock: Clock::new(birth.speed),
             requests: HashMap::new(),
             parked: None,
@@ -117,6 +154,9 @@ impl State {
             die_mid_stream: 0,
             next_id: 0,
             one_cache: birth.one_cache,
+            post,
+            host: birth.host,
+            shelf: birth.shelf,
         }
     }
 
@@ -124,39 +164,61 @@ impl State {
     pub(super) fn begin(
         &mut self,
         now_ms: f64,
-        asked: &Asked,
+        asked: Asked,
     ) -> (u32, watch::Receiver<Progress>, End) {
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
         let prompt = &asked.chain[..asked.prompt_blocks];
-        let seen = self.one_cache.as_ref().map_or(0, |cache| cache.see(prompt));
+        let seen = match (&self.one_cache, &asked.half) {
+            // The node that computes it asks.
+            (None, _) | (_, Half::Answer) => 0,
+            (Some(cache), _) => cache.see(prompt),
+        };
         let seen = seen.min(creditable_blocks(asked.prompt_tokens));
         let path = self
             .blocks
             .use_chain(&asked.chain, &asked.tokens, asked.salt.as_ref());
         let length = |count: usize| u32::try_from(count).unwrap_or(u32::MAX).max(1);
-        let job = Job {
-            part: Part::Whole,
-            id,
-            blocks: path[..asked.prompt_blocks].into(),
-            prompt_tokens: length(asked.prompt_tokens),
-            output_tokens: length(asked.answer_tokens),
-        };
         let (progress, receiver) = watch::channel(Progress::default());
+        let end = self.next_end();
         let request = Request {
             progress,
             path: path.into(),
             prompt_blocks: asked.prompt_blocks,
-            answer_tokens: job.output_tokens,
-            prompt_tokens: job.prompt_tokens,
+            answer_tokens: length(asked.answer_tokens),
+            prompt_tokens: length(asked.prompt_tokens),
             one_cache_tokens: (seen * BLOCK_TOKENS) as u64,
+            end,
+            handed_cached: None,
         };
         self.requests.insert(id, request);
+        match asked.half {
+            Half::Whole => self.enqueue(now_ms, id, Part::Whole),
+            Half::Prompt(offer) => {
+                self.handed.offers.insert(id, offer);
+                self.enqueue(now_ms, id, Part::Prompt);
+            }
+            Half::Answer => self.await_kv(now_ms, id),
+        }
+        (id, receiver, end)
+    }
+
+    /// Puts a request's part into the model, or where it waits while the pool is said to be full.
+    fn enqueue(&mut self, now_ms: f64, id: u32, part: Part) {
+        let Some(request) = self.requests.get(&id) else {
+            return;
+        };
+        let job = Job {
+            part,
+            id,
+            blocks: request.path[..request.prompt_blocks].into(),
+            prompt_tokens: request.prompt_tokens,
+            output_tokens: request.answer_tokens,
+        };
         match &mut self.parked {
             Some(parked) => parked.push(job),
             None => self.model.enqueue(now_ms, job),
         }
-        (id, receiver, self.next_end())
     }
 
     /// Takes a request out, wherever it is; nothing if it has ended.
@@ -166,6 +228,7 @@ impl State {
         }
         if let Some(request) = self.requests.remove(&id) {
             self.model.cancel(now_ms, id);
+            self.forget_half(now_ms, id);
             self.blocks.release(&request.path);
         }
     }
@@ -200,9 +263,9 @@ impl State {
     fn wipe(&mut self, now_ms: f64) {
         self.model.wipe(now_ms);
         for happened in self.model.advance(now_ms) {
-            if let Happened::Removed { blocks, .. } = happened {
+            if let Happened::Removed { blocks, tier, .. } = happened {
                 for number in blocks {
-                    self.blocks.removed(number);
+                    self.blocks.removed(number, tier);
                 }
             }
         }
@@ -216,22 +279,44 @@ impl State {
         }
     }
 
+    /// Size of a block's KV.
+    pub(super) fn block_bytes(&self) -> u64 {
+        let params = self.model.params();
+        (params.kv_bytes_per_token * BLOCK_TOKENS as f64) as u64
+    }
+
     /// Blocks in the pool.
     pub(super) fn capacity(&self) -> usize {
         self.model.capacity()
+    }
+
+    /// Its memory below the pool.
+    pub(super) fn host(&self) -> Option<TierParams> {
+        self.host
+    }
+
+    /// How long a block takes from there, in real seconds.
+    pub(super) fn host_block_s(&self, host: TierParams) -> f64 {
+        host.block_ms(self.model.params()) / 1000.0 / self.clock.speed()
     }
 
     /// Requests whose answers come, and those that wait for that.
     pub(super) fn running_and_waiting(&self) -> (usize, usize) {
         let parked = self.parked.as_ref().map_or(0, Vec::len);
         let running = self.model.running();
-        (running, self.model.in_flight() - running + parked)
+        let waiting = self.model.in_flight() - running;
+        (running, waiting + parked + self.handed.waiting())
     }
 
     /// When to look again; none where nothing is going on.
     pub(super) fn pause(&self, now_ms: f64) -> Option<Duration> {
-        let next = self.model.next_ms()?;
-        let pause = self.clock.until(next);
+        let next_ms = [self.model.next_ms(), self.handed.next_arrival_ms()];
+        let next_ms = next_ms.into_iter().flatten().min_by(f64::total_cmp);
+        let pauses = [
+            next_ms.map(|next_ms| self.clock.until(next_ms)),
+            self.handed.until_deadline(),
+        ];
+        let pause = pauses.into_iter().flatten().min()?;
         if self.model.running() == 0 {
             return Some(pause);
         }
@@ -244,15 +329,15 @@ impl State {
         let now_ms = self.clock.now_ms();
         let mut changes = Changes::default();
         let mut ended = Vec::new();
-        loop {
-            let happened = self.model.advance(now_ms);
-            if happened.is_empty() {
-                break;
-            }
-            for happened in happened {
-                self.carry_out(now_ms, happened, &mut changes, &mut ended);
-            }
+        for letter in self.post.open() {
+            self.read(now_ms, letter, &mut changes);
         }
+        self.end_deadlines(now_ms);
+        while let Some((at_ms, id)) = self.handed.next_arrival(now_ms) {
+            self.move_to(at_ms, &mut changes, &mut ended);
+            self.kv_came(at_ms, id);
+        }
+        self.move_to(now_ms, &mut changes, &mut ended);
         // The cache has said by now which of their blocks it keeps.
         for request in ended {
             self.blocks.release(&request.path);
@@ -265,6 +350,28 @@ impl State {
         now_ms
     }
 
+    fn read(&mut self, now_ms: f64, letter: Letter, changes: &mut Changes) {
+        match letter {
+            Letter::Taken(transfer) => self.taken(now_ms, transfer),
+            Letter::Unstored(number) => {
+                changes.removed(Tier::Shared, self.blocks.removed(number, Tier::Shared));
+            }
+        }
+    }
+
+    /// Lets the model come so far, and carries out what it says.
+    fn move_to(&mut self, at_ms: f64, changes: &mut Changes, ended: &mut Vec<Request>) {
+        loop {
+            let happened = self.model.advance(at_ms);
+            if happened.is_empty() {
+                break;
+            }
+            for happened in happened {
+                self.carry_out(at_ms, happened, changes, ended);
+            }
+        }
+    }
+
     fn carry_out(
         &mut self,
         now_ms: f64,
@@ -273,40 +380,81 @@ impl State {
         ended: &mut Vec<Request>,
     ) {
         match happened {
-            Happened::Stored { path, from, to, .. } => {
+            Happened::Stored {
+                path,
+                from,
+                to,
+                tier,
+                ..
+            } => {
                 for number in &path[from..to] {
-                    changes.stored(self.blocks.stored(*number));
+                    if let (Tier::Shared, Some(shelf)) = (tier, &self.shelf) {
+                        shelf.stored(*number, &self.post);
+                    }
+                    changes.stored(tier, self.blocks.stored(*number, tier));
                 }
             }
-            Happened::Removed { blocks, .. } => {
+            Happened::Removed { blocks, tier, .. } => {
                 for number in blocks {
-                    changes.removed(self.blocks.removed(number));
+                    match (tier, &self.shelf) {
+                        // Whoever told of it takes it back: this node too, by its own post.
+                        (Tier::Shared, Some(shelf)) => shelf.removed(number),
+                        _ => changes.removed(tier, self.blocks.removed(number, tier)),
+                    }
                 }
             }
             Happened::FirstToken {
-                id, cached_tokens, ..
-            } => self.first_token(id, cached_tokens),
-            // It does all of a request.
-            Happened::Computed { .. } => {}
+                id,
+                cached_tokens,
+                fetched_tokens,
+                ..
+            } => self.first_token(id, cached_tokens, fetched_tokens),
+            Happened::Computed {
+                at_ms,
+                id,
+                cached_tokens,
+                fetched_tokens,
+                took_ms,
+            } => {
+                self.computed_here(id, cached_tokens, fetched_tokens);
+                ended.extend(self.hand_over(at_ms, id, took_ms));
+            }
             Happened::Finished { id, .. } => ended.extend(self.finished(now_ms, id)),
         }
     }
 
-    fn first_token(&mut self, id: u32, cached_tokens: u32) {
-        let Some(request) = self.requests.get(&id) else {
-            return;
-        };
+    fn first_token(&mut self, id: u32, cached_tokens: u32, fetched_tokens: u32) {
+        self.counts.requests += 1;
+        let handed = self.requests.get(&id).and_then(|r| r.handed_cached);
+        match handed {
+            None => self.computed_here(id, cached_tokens, fetched_tokens),
+            Some(cached_tokens) => self.begins(id, cached_tokens),
+        }
+    }
+
+    /// This node has computed a prompt, for itself or for another one.
+    fn computed_here(&mut self, id: u32, cached_tokens: u32, fetched_tokens: u32) {
         let block = u32::try_from(BLOCK_TOKENS).unwrap_or(1);
         // Whole blocks alone are read from a cache.
         let cached_tokens = cached_tokens / block * block;
-        request.progress.send_replace(Progress {
-            cached_tokens,
-            tokens: 1,
-        });
-        self.counts.requests += 1;
+        let Some(request) = self.requests.get(&id) else {
+            return;
+        };
         self.counts.prompt_tokens += u64::from(request.prompt_tokens);
         self.counts.cached_tokens += u64::from(cached_tokens);
+        self.counts.fetched_tokens += u64::from(fetched_tokens);
         self.counts.one_cache_tokens += request.one_cache_tokens;
+        self.begins(id, cached_tokens);
+    }
+
+    /// A first token is there.
+    fn begins(&self, id: u32, cached_tokens: u32) {
+        if let Some(request) = self.requests.get(&id) {
+            request.progress.send_replace(Progress {
+                cached_tokens,
+                tokens: 1,
+            });
+        }
     }
 
     /// An answer is complete: its blocks stay as the prompt's do, since the next turn repeats them.

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::Cell;
+use super::apart::{Timed, good_per_s};
 use super::fronts::Counted;
+use super::{Args, Cell};
 use crate::agent::Run;
 use crate::measure::{Summary, ratio};
 
@@ -21,7 +22,7 @@ pub struct Sample {
     pub hit_ratio: f64,
     /// What one unbounded cache shared by all nodes would have had of the same requests.
     pub one_cache_ratio: f64,
-    /// Prompt tokens that the busiest node computed, by the mean of all nodes.
+    /// Prompt tokens that the busiest node computed, by the mean of all nodes that compute prompts.
     pub imbalance: f64,
     /// Request to first token, mean, in ms of model time.
     pub ttft_mean_ms: f64,
@@ -29,6 +30,10 @@ pub struct Sample {
     pub ttft_p99_ms: f64,
     /// Request to the end of its answer, mean, in ms of model time.
     pub latency_mean_ms: f64,
+    /// Later tokens, ms of model time each, nine turns in ten.
+    pub tpot_p90_ms: f64,
+    /// Turns within both bounds in a second of model time.
+    pub good_per_s: f64,
     /// Requests that failed, and those that were never sent because of that.
     pub failed: f64,
     /// Cached tokens that the front expected, by those that there were; 0 where it does not say.
@@ -38,18 +43,36 @@ pub struct Sample {
 }
 
 impl Sample {
-    pub(super) fn of(run: &Run, before: &[Counted], after: &[Counted], speed: f64) -> Self {
+    /// `counted`: by every node before and after the run.
+    pub(super) fn of(
+        run: &Run,
+        (before, after): (&[Counted], &[Counted]),
+        args: &Args,
+        cell: Cell,
+    ) -> Self {
+        let speed = args.speed;
         let count = |pick: fn(&Counted) -> u64| -> Vec<f64> {
             let pairs = before.iter().zip(after);
             pairs.map(|(b, a)| (pick(a) - pick(b)) as f64).collect()
         };
         let sum = |pick| count(pick).iter().sum::<f64>();
         let prompts = sum(|c| c.prompt_tokens);
-        let computed = count(|c| c.prompt_tokens - c.cached_tokens);
+        let mut computed = count(|c| c.prompt_tokens - c.cached_tokens);
+        if cell.prefill_nodes > 0 {
+            computed.truncate(usize::from(cell.prefill_nodes));
+        }
         let most = computed.iter().copied().fold(0.0, f64::max);
         let good = || run.records.iter().filter(|record| record.failure.is_none());
         let ttft = Summary::of(good().filter_map(|r| r.ttft_ms).map(|ms| ms * speed));
         let latency = Summary::of(good().map(|record| record.latency_ms * speed));
+        let timed: Vec<Timed> = good()
+            .map(|record| Timed {
+                due_ms: record.intended_ms * speed,
+                done_ms: (record.intended_ms + record.latency_ms) * speed,
+                ttft_ms: record.ttft_ms.map(|ms| ms * speed),
+                tpot_ms: record.tpot_ms.map(|ms| ms * speed),
+            })
+            .collect();
         let predicted: Vec<(f64, f64)> = good()
             .filter_map(|r| Some((r.expected_cached? as f64, r.usage?.cached_tokens as f64)))
             .collect();
@@ -63,6 +86,8 @@ impl Sample {
             ttft_mean_ms: ttft.mean,
             ttft_p99_ms: ttft.p99,
             latency_mean_ms: latency.mean,
+            tpot_p90_ms: Summary::of(timed.iter().filter_map(|turn| turn.tpot_ms)).p90,
+            good_per_s: good_per_s(&timed, &args.bounds),
             failed: (run.records.len() - good().count() + run.not_sent) as f64,
             expected_share: ratio(expected, real),
             expected_error_tokens: ratio(error, predicted.len() as f64),
@@ -72,14 +97,16 @@ impl Sample {
     /// For whoever waits.
     pub(super) fn line(&self) -> String {
         format!(
-            "hits {:.3} of {:.3}, imbalance {:.2}, TTFT {:.0} / {:.0} ms, latency {:.0} ms, {} failed, \
-             expected {:.3}",
+            "hits {:.3} of {:.3}, imbalance {:.2}, TTFT {:.0} / {:.0} ms, latency {:.0} ms, p90 TPOT \
+             {:.1} ms, {:.2} good/s, {} failed, expected {:.3}",
             self.hit_ratio,
             self.one_cache_ratio,
             self.imbalance,
             self.ttft_mean_ms,
             self.ttft_p99_ms,
             self.latency_mean_ms,
+            self.tpot_p90_ms,
+            self.good_per_s,
             self.failed,
             self.expected_share,
         )
@@ -95,6 +122,8 @@ impl Sample {
             ttft_mean_ms: of(|s| s.ttft_mean_ms),
             ttft_p99_ms: of(|s| s.ttft_p99_ms),
             latency_mean_ms: of(|s| s.latency_mean_ms),
+            tpot_p90_ms: of(|s| s.tpot_p90_ms),
+            good_per_s: of(|s| s.good_per_s),
             failed: of(|s| s.failed),
             expected_share: of(|s| s.expected_share),
             expected_error_tokens: of(|s| s.expected_error_tokens),
@@ -153,6 +182,13 @@ pub(super) fn missed(rows: &[Row], ample: usize) -> Vec<String> {
     for ours in rows.iter().filter(|row| row.front == "homing") {
         let mut miss = |what: String| missed.push(format!("{:?}: {what}", ours.cell));
         let us = &ours.mean;
+        if us.failed > 0.0 {
+            miss(format!("{} requests failed", us.failed));
+        }
+        if ours.cell.prefill_nodes > 0 {
+            // What the nodes that answer have computed is not where the next turn is computed.
+            continue;
+        }
         if us.imbalance > IMBALANCE_MAX {
             miss(format!("imbalance {:.3} > {IMBALANCE_MAX}", us.imbalance));
         }
@@ -161,9 +197,6 @@ pub(super) fn missed(rows: &[Row], ample: usize) -> Vec<String> {
             miss(format!(
                 "{share:.3} of one cache's hits < {ONE_CACHE_SHARE_MIN}"
             ));
-        }
-        if us.failed > 0.0 {
-            miss(format!("{} requests failed", us.failed));
         }
         let peers = rows
             .iter()
@@ -187,15 +220,18 @@ pub(super) fn missed(rows: &[Row], ample: usize) -> Vec<String> {
 
 pub(super) fn table(rows: &[Row], missed: &[String]) -> String {
     let mut text = format!(
-        "{:>8} {:>7} {:>6} {:>6} {:>6} {:>9} {:>17} {:>8} {:>9}  front\n",
+        "{:>8} {:>7} {:>7} {:>6} {:>6} {:>6} {:>9} {:>17} {:>8} {:>8} {:>7} {:>9}  front\n",
         "blocks",
         "prompts",
+        "prefill",
         "hits",
         "one",
         "share",
         "imbalance",
         "TTFT mean/p99 ms",
         "latency",
+        "TPOT p90",
+        "good/s",
         "expected"
     );
     for row in rows {
@@ -222,10 +258,12 @@ fn line(text: &mut String, cell: Cell, sample: &Sample, front: &str) {
     let Cell {
         capacity,
         system_prompts,
+        prefill_nodes,
     } = cell;
     let _ = writeln!(
         text,
-        "{capacity:>8} {system_prompts:>7} {:>6.3} {:>6.3} {:>6.3} {:>9.3} {:>8.0} / {:>6.0} {:>8.0} {:>9}  {front}",
+        "{capacity:>8} {system_prompts:>7} {prefill_nodes:>7} {:>6.3} {:>6.3} {:>6.3} {:>9.3} {:>8.0} / \
+         {:>6.0} {:>8.0} {:>8.1} {:>7.2} {:>9}  {front}",
         sample.hit_ratio,
         sample.one_cache_ratio,
         ratio(sample.hit_ratio, sample.one_cache_ratio),
@@ -233,6 +271,8 @@ fn line(text: &mut String, cell: Cell, sample: &Sample, front: &str) {
         sample.ttft_mean_ms,
         sample.ttft_p99_ms,
         sample.latency_mean_ms,
+        sample.tpot_p90_ms,
+        sample.good_per_s,
         match sample.expected_share {
             share if share > 0.0 => format!("{share:.3}"),
             _ => "-".into(),
@@ -249,6 +289,7 @@ mod tests {
             cell: Cell {
                 capacity: 100,
                 system_prompts: 1,
+                prefill_nodes: 0,
             },
             front: front.into(),
             mean: Sample {
@@ -286,6 +327,7 @@ mod tests {
         let cell = |system_prompts| Cell {
             capacity: 1,
             system_prompts,
+            prefill_nodes: 0,
         };
         let sample = |hit_ratio| Sample {
             hit_ratio,

@@ -58,6 +58,7 @@ struct Printed {
 #[derive(Clone, Deserialize)]
 struct Node {
     id: String,
+    role: String,
     url: String,
     events: String,
     replay: String,
@@ -85,6 +86,12 @@ impl Fleet {
             ("--prefill-rate", args.prefill_rate.to_string()),
             ("--speed", args.speed.to_string()),
             ("--answer-tokens", args.answer_tokens.to_string()),
+            ("--prefill-nodes", cell.prefill_nodes.to_string()),
+            (
+                "--handover-gb-per-s",
+                args.apart.handover_gb_per_s.to_string(),
+            ),
+            ("--chunk", args.apart.chunk.to_string()),
         ] {
             command.arg(flag).arg(value);
         }
@@ -219,21 +226,24 @@ fn start_homing(args: &Args, fleet: &Fleet, folder: &Path) -> Result<Standing, L
         .map_err(LoadError::file(&args.gguf))?;
     let mut config = format!(
         "listen = \"{address}\"\nadmin = \"{admin}\"\ndata = {:?}\n\n[[models]]\nid = {:?}\n\
-         gguf = {:?}\n\n[policy]\n{}\n",
+         gguf = {:?}\n\n[disaggregation]\ntransfer_bytes_per_s = {:.0}\n\n[policy]\n{}\n",
         data.display().to_string(),
         fleet.model,
         gguf.display().to_string(),
+        args.apart.handover_gb_per_s * 1e9 * args.speed,
         args.policy.join("\n"),
     );
     for Node {
         id,
+        role,
         url,
         events,
         replay,
     } in &fleet.nodes
     {
         config += &format!(
-            "\n[[nodes]]\nid = {id:?}\nurl = {url:?}\nevents = {events:?}\nreplay = {replay:?}\n"
+            "\n[[nodes]]\nid = {id:?}\nrole = {role:?}\nurl = {url:?}\nevents = {events:?}\n\
+             replay = {replay:?}\n"
         );
     }
     let path = folder.join("homing.toml");

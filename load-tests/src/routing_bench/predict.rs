@@ -19,6 +19,7 @@ use simulate::engine::Params;
 use simulate::homing::{Homing, Knowledge, Settings};
 use simulate::scenario;
 
+use super::apart::{Timed, good_per_s};
 use super::figures::Sample;
 use super::{Args, Cell};
 use crate::agent;
@@ -57,7 +58,7 @@ impl Predictor {
         let fleet = fleet(args, cell);
         let mut router = Homing::new((&fleet).into(), settings);
         let played = play(&fleet, &conversations, &mut router);
-        Ok(Some(sample(&fleet, &conversations, &played, args.speed)))
+        Ok(Some(sample(&fleet, &conversations, &played, args)))
     }
 
     /// A session's turns, its answers and what becomes of them included.
@@ -137,9 +138,14 @@ fn hastened(pace: Params, speed: f64) -> Params {
 }
 
 fn fleet(args: &Args, cell: Cell) -> scenario::Fleet {
-    let params = hastened(pace(args.prefill_rate), args.speed);
+    let params = Params {
+        chunk_tokens: args.apart.chunk,
+        ..hastened(pace(args.prefill_rate), args.speed)
+    };
     scenario::Fleet {
         seed: args.seed,
+        prefill_nodes: usize::from(cell.prefill_nodes),
+        handover_gb_per_s: args.apart.handover_gb_per_s * args.speed,
         ..scenario::Fleet::alike(params, usize::from(args.nodes), cell.capacity)
     }
 }
@@ -168,8 +174,9 @@ fn sample(
     fleet: &scenario::Fleet,
     conversations: &[Vec<Turn>],
     played: &[Played],
-    speed: f64,
+    args: &Args,
 ) -> Sample {
+    let speed = args.speed;
     let turn = |one: &Played| &conversations[one.conversation][one.turn];
     let prompts: f64 = played
         .iter()
@@ -178,7 +185,11 @@ fn sample(
     let cached: f64 = played.iter().map(|one| f64::from(one.cached_tokens)).sum();
     let mut computed = vec![0.0; fleet.nodes];
     for one in played {
-        computed[one.node] += f64::from(turn(one).prompt_tokens - one.cached_tokens);
+        let node = one.prefill_node.unwrap_or(one.node);
+        computed[node] += f64::from(turn(one).prompt_tokens - one.cached_tokens);
+    }
+    if fleet.prefill_nodes > 0 {
+        computed.truncate(fleet.prefill_nodes);
     }
     let most = computed.iter().copied().fold(0.0, f64::max);
     let ttft = Summary::of(
@@ -187,6 +198,19 @@ fn sample(
             .map(|one| (one.first_token_ms - one.due_ms) * speed),
     );
     let latency = Summary::of(played.iter().map(|one| (one.done_ms - one.due_ms) * speed));
+    let timed: Vec<Timed> = played
+        .iter()
+        .map(|one| Timed {
+            due_ms: one.due_ms * speed,
+            done_ms: one.done_ms * speed,
+            ttft_ms: Some((one.first_token_ms - one.due_ms) * speed),
+            tpot_ms: {
+                let later = f64::from(turn(one).output_tokens) - 1.0;
+                let ms = (one.done_ms - one.first_token_ms) * speed;
+                (later > 0.0).then(|| ms / later)
+            },
+        })
+        .collect();
     Sample {
         hit_ratio: ratio(cached, prompts),
         one_cache_ratio: ratio(one_cache_tokens(conversations, played), prompts),
@@ -194,6 +218,8 @@ fn sample(
         ttft_mean_ms: ttft.mean,
         ttft_p99_ms: ttft.p99,
         latency_mean_ms: latency.mean,
+        tpot_p90_ms: Summary::of(timed.iter().filter_map(|turn| turn.tpot_ms)).p90,
+        good_per_s: good_per_s(&timed, &args.bounds),
         ..Sample::default()
     }
 }

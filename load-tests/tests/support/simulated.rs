@@ -5,8 +5,9 @@
 //! what that takes, and what must hold *at once* is asked of the very next answer.
 
 #![expect(clippy::panic, reason = "a helper fails its test with what it saw")]
+#![allow(dead_code, reason = "each test file uses its own part of this module")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ pub(crate) const SOON: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Place {
     pub(crate) id: String,
+    pub(crate) role: String,
     pub(crate) url: String,
     pub(crate) events: String,
     pub(crate) replay: String,
@@ -92,6 +94,34 @@ impl Nodes {
         assert_eq!(status, 200, "{node}: {fault}");
     }
 
+    /// Asks a node by itself: status and body.
+    pub(crate) fn post(&self, node: &str, body: &Value) -> (u16, Value) {
+        let place = self.places.iter().find(|place| place.id == node);
+        let url = &place.expect("a node").url;
+        let target = Target::parse(&format!("{url}/v1")).expect("an address");
+        let request = hyper::Request::post(target.path("chat/completions"))
+            .header("host", target.authority())
+            .body(http_body_util::Full::from(body.to_string()))
+            .expect("a request");
+        runtime().block_on(async {
+            let answer = Connection::new(&target).send(request).await;
+            let answer = answer.expect("an answer");
+            let status = answer.status().as_u16();
+            let body = http_body_util::BodyExt::collect(answer.into_body()).await;
+            let body = body.expect("a body").to_bytes();
+            (status, serde_json::from_slice(&body).expect("JSON"))
+        })
+    }
+
+    /// What a node says of its KV.
+    pub(crate) fn kv_info(&self, node: &str) -> Value {
+        let place = self.places.iter().find(|place| place.id == node);
+        let url = &place.expect("a node").url;
+        let (status, text) = get(&format!("{url}/v1/kv/info"), None);
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str(&text).expect("JSON")
+    }
+
     /// What a node says of itself.
     pub(crate) fn report(&self, node: &str) -> Value {
         let (status, text) = get(&format!("{}/nodes", self.control), None);
@@ -105,12 +135,22 @@ impl Nodes {
 pub(crate) struct Gateway {
     pub(crate) program: Program,
     pub(crate) client: Client,
+    pub(crate) data: PathBuf,
     admin: String,
 }
 
 impl Gateway {
     /// In front of these nodes; ready once it believes what each of them says.
     pub(crate) fn start(folder: &Path, places: &[Place]) -> Self {
+        Self::start_with(folder, places, ("", ""))
+    }
+
+    /// The same with these lines more for each node, and these for everything.
+    pub(crate) fn start_with(
+        folder: &Path,
+        places: &[Place],
+        (of_each, of_all): (&str, &str),
+    ) -> Self {
         let (address, admin) = (free_address(), free_address());
         let data = folder.join("data");
         let mut config = format!(
@@ -121,16 +161,18 @@ impl Gateway {
         for place in places {
             let Place {
                 id,
+                role,
                 url,
                 events,
                 replay,
             } = place;
             config += &format!(
-                "\n[[nodes]]\nid = \"{id}\"\nurl = \"{url}\"\nevents = \"{events}\"\nreplay = \"{replay}\"\n"
+                "\n[[nodes]]\nid = \"{id}\"\nrole = \"{role}\"\nurl = \"{url}\"\n\
+                 events = \"{events}\"\nreplay = \"{replay}\"\n{of_each}\n"
             );
         }
         // What is asked of a busy node here has to reach it: nothing is held back.
-        config += "\n[policy]\nnode_queue_s = 3600\n";
+        config += &format!("\n[policy]\nnode_queue_s = 3600\n{of_all}\n");
         let path = folder.join("homing.toml");
         std::fs::write(&path, config).expect("a writable folder");
         let key = key(&data);
@@ -144,6 +186,7 @@ impl Gateway {
                 target: Target::parse(&format!("http://{address}/v1")).expect("an address"),
                 key,
             },
+            data,
             admin: format!("http://{admin}"),
         };
         for place in places {
@@ -196,6 +239,20 @@ impl Gateway {
     pub(crate) fn ask(&self, turn: &Turn) -> Answer {
         self.client.ask(turn)
     }
+
+    /// Why a turn went where it went; waits until that is known.
+    pub(crate) fn decision(&self, request_id: &str) -> Value {
+        let path = format!("{}/admin/decisions/{request_id}", self.admin);
+        let mut text = String::new();
+        let known = wait_until(SOON, || {
+            let (status, body) = get(&path, None);
+            text = body;
+            status == 200
+        });
+        assert!(known, "{}", self.program.trouble(&text));
+        let found: Value = serde_json::from_str(&text).expect("JSON");
+        found["decisions"][0].clone()
+    }
 }
 
 /// A client with a key.
@@ -233,6 +290,10 @@ impl Client {
 pub(crate) struct Answer {
     /// Who answered.
     pub(crate) node: String,
+    /// Who computed its prompt, where that was another node.
+    pub(crate) prefill_node: Option<String>,
+    /// The request's id.
+    pub(crate) request_id: String,
     /// Tokens that it was expected to have cached.
     pub(crate) expected: u64,
     /// Tokens that it had.
@@ -249,6 +310,8 @@ impl Answer {
         let usage = outcome.usage.expect("an answer has usage");
         Self {
             node: outcome.header("x-homing-node").expect("a node").to_owned(),
+            prefill_node: outcome.header("x-homing-prefill-node").map(str::to_owned),
+            request_id: outcome.header("x-request-id").expect("an id").to_owned(),
             expected: expected.and_then(|e| e.parse().ok()).expect("a prediction"),
             cached: usage.cached_tokens,
             prompt: usage.prompt_tokens,

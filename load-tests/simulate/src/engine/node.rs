@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
+use super::held::Held;
 use super::pool::{Pool, Touched};
 use super::tiers::{Source, Store, Tier, TierParams, Tiers};
 use super::{Happened, Job, Params, Part};
@@ -91,6 +92,7 @@ pub struct Node {
     /// Requests whose KV has come, and for which there is no room yet.
     pub(super) arrived: VecDeque<Job>,
     pub(super) prefill: Option<Prefill>,
+    pub(super) held: Held,
     pub(super) running: BinaryHeap<Decode>,
     pub(super) context_tokens: f64,
     /// Steps since the start, fractions included.
@@ -117,6 +119,7 @@ impl Node {
             waiting_ms: 0.0,
             arrived: VecDeque::new(),
             prefill: None,
+            held: Held::default(),
             running: BinaryHeap::new(),
             context_tokens: 0.0,
             steps: 0.0,
@@ -144,6 +147,14 @@ impl Node {
     #[must_use]
     pub fn with_store(mut self, store: Store) -> Self {
         self.tiers.set_store(store);
+        self
+    }
+
+    /// The same node, on which a prompt that was computed for another node stays pinned until
+    /// [`Node::let_go_held`].
+    #[must_use]
+    pub fn holding_prompts(mut self) -> Self {
+        self.held.holds_prompts = true;
         self
     }
 
@@ -187,8 +198,7 @@ impl Node {
             self.settle(work);
             self.end_prefill();
             self.end_answers();
-            self.join_arrived();
-            self.start_next();
+            self.make_use_of_room();
         }
         self.settle(now_ms);
         std::mem::take(&mut self.happened)
@@ -219,13 +229,19 @@ impl Node {
         self.settle(now_ms);
         self.coming.retain(|c| c.id != id);
         let found = self.cancel_waiting(id) || self.cancel_prefill(id) || self.cancel_answer(id);
-        self.join_arrived();
-        self.start_next();
+        self.make_use_of_room();
         found
     }
 
+    /// Lets those who wait begin, as far as they can.
+    pub(super) fn make_use_of_room(&mut self) {
+        self.join_arrived();
+        self.start_next();
+    }
+
     /// Keeps a whole path as cache (an answer's blocks behind its prompt's, say), as far as there is
-    /// room beside what requests hold. What follows comes with the next [`Node::advance`].
+    /// room beside what requests hold, and writes it to the slower tiers. What follows comes with the
+    /// next [`Node::advance`].
     pub fn keep(&mut self, now_ms: f64, path: &Arc<[u32]>) {
         self.settle(now_ms);
         let from = self.overlap(path);
@@ -246,6 +262,7 @@ impl Node {
                 to,
             });
         }
+        self.write_down(path);
     }
 
     /// Empties pool and host memory; blocks that running requests hold stay.
@@ -363,9 +380,9 @@ impl Node {
         };
         let new_blocks = usable - hit;
         let pins = self.pool.pin(&job.blocks[..hit]);
-        // With no answer under way nothing will ever give blocks back, so it starts regardless.
+        // With nothing under way that will ever give blocks back, it starts regardless.
         let is_short = self.pool.available() < (new_blocks + answer_blocks) as i64;
-        if is_short && !self.running.is_empty() {
+        if is_short && !(self.running.is_empty() && self.held.is_empty()) {
             self.pool.unpin(&pins);
             return;
         }
@@ -422,7 +439,7 @@ impl Node {
         }
         self.write_down(&done.job.blocks);
         if done.job.part == Part::Prompt {
-            self.pool.unpin(&done.pins);
+            self.end_prompt(done.job.id, done.pins);
             self.happened.push(Happened::Computed {
                 at_ms: self.now_ms,
                 id: done.job.id,
