@@ -5,6 +5,8 @@
 //! first had cached is what the client is told, what a node has below its pool is expected and found
 //! there, and a node that dies in between costs time and nothing else.
 
+#![expect(clippy::panic, reason = "a helper fails its test with what it saw")]
+
 #[path = "support/simulated.rs"]
 mod simulated;
 mod support;
@@ -284,111 +286,151 @@ fn until_tiers_are_known(world: &World, node: &str, figure: &str) {
     );
 }
 
-/// A half of a turn, as the gateway would ask for it.
-fn half(text: &str, params: &Value) -> Value {
-    json!({"messages": [{"role": "user", "content": text}], "max_tokens": 3,
-           "kv_transfer_params": params})
+/// A node that computes and one that answers, asked without a gateway.
+struct Halves {
+    nodes: Nodes,
+    prefill: Value,
+    decode: Value,
+    _folder: TempDir,
 }
 
-/// Without a gateway: what either half does when the other one does not do its part. Catches a half that
-/// waits for ever, KV that is used twice, and a node that takes what it cannot serve.
+impl Halves {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let nodes = Nodes::start(folder.path(), 2, &["--prefill-nodes", "1"]);
+        Self {
+            prefill: nodes.kv_info("node-0"),
+            decode: nodes.kv_info("node-1"),
+            nodes,
+            _folder: folder,
+        }
+    }
+
+    /// What the first is told.
+    fn give(&self, number: u32, timeout_ms: u64) -> Value {
+        json!({"do_remote_decode": true, "transfer_id": name(number), "timeout_ms": timeout_ms,
+               "remote_engine_id": self.decode["engine_id"]})
+    }
+
+    /// What the second is told.
+    fn take(&self, number: u32, on_failure: &str) -> Value {
+        json!({"do_remote_prefill": true, "transfer_id": name(number), "timeout_ms": 200,
+               "on_failure": on_failure, "remote_engine_id": self.prefill["engine_id"],
+               "remote_endpoints": self.prefill["endpoints"]})
+    }
+
+    fn ask(&self, node: &str, text: &str, params: &Value) -> (u16, Value) {
+        let body = json!({"messages": [{"role": "user", "content": text}], "max_tokens": 3,
+                          "kv_transfer_params": params});
+        self.nodes.post(node, &body)
+    }
+
+    fn report(&self, node: &str, figure: &str) -> u64 {
+        count(&self.nodes.report(node), figure)
+    }
+}
+
+fn name(number: u32) -> String {
+    format!("{number:032x}")
+}
+
+fn assert_answered(answer: &(u16, Value), tokens: u32) {
+    let (status, body) = answer;
+    let found = (*status, &body["usage"]["completion_tokens"]);
+    assert_eq!(found, (200, &json!(tokens)), "{body}");
+}
+
+fn assert_refused(answer: &(u16, Value), param: &str) {
+    let (status, body) = answer;
+    let expected = format!("kv_transfer_params.{param}");
+    let found = (*status, &body["error"]["param"]);
+    assert_eq!(found, (400, &json!(expected)), "{body}");
+}
+
+/// Catches a half that waits for ever, and one that does not do as it was told then.
 #[test]
 fn a_half_without_the_other_ends_as_it_says() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let nodes = Nodes::start(folder.path(), 2, &["--prefill-nodes", "1"]);
-    let (prefill, decode) = (nodes.kv_info("node-0"), nodes.kv_info("node-1"));
-    assert_eq!(
-        (&prefill["role"], &decode["role"]),
-        (&json!("prefill"), &json!("decode"))
-    );
+    let halves = Halves::start();
+    assert_eq!(halves.prefill["role"], "prefill");
+    assert_eq!(halves.decode["role"], "decode");
     let text = prompt("paula", 60);
-    let give = |id: &str, ms: u64| {
-        json!({"do_remote_decode": true, "transfer_id": id, "timeout_ms": ms,
-               "remote_engine_id": decode["engine_id"]})
-    };
-    let take = |id: &str, on_failure: &str| {
-        json!({"do_remote_prefill": true, "transfer_id": id, "timeout_ms": 200,
-               "on_failure": on_failure, "remote_engine_id": prefill["engine_id"],
-               "remote_endpoints": prefill["endpoints"]})
-    };
-    let name = |number: u32| format!("{number:032x}");
-
-    // Nobody computes: it fails, or does all of it.
-    let (status, body) = nodes.post("node-1", &half(&text, &take(&name(1), "error")));
+    let (status, body) = halves.ask("node-1", &text, &halves.take(1, "error"));
+    let code = &body["error"]["code"];
     assert_eq!(
-        (status, &body["error"]["code"]),
+        (status, code),
         (503, &json!("kv_transfer_failed")),
         "{body}"
     );
-    let (status, body) = nodes.post("node-1", &half(&text, &take(&name(1), "recompute")));
-    assert_eq!(
-        (status, &body["usage"]["completion_tokens"]),
-        (200, &json!(3)),
-        "{body}"
+    assert_answered(
+        &halves.ask("node-1", &text, &halves.take(1, "recompute")),
+        3,
     );
-    assert_eq!(count(&nodes.report("node-1"), "transfers_failed"), 2);
-
-    // What was computed is there once.
-    let (status, given) = nodes.post("node-0", &half(&text, &give(&name(2), 30_000)));
-    assert_eq!(
-        (status, &given["usage"]["completion_tokens"]),
-        (200, &json!(1)),
-        "{given}"
-    );
-    assert_eq!(
-        given["kv_transfer_params"]["transfer_id"],
-        name(2),
-        "{given}"
-    );
-    assert!(count(&nodes.report("node-0"), "held_blocks") > 0);
-    let other = half(&prompt("quirin", 60), &take(&name(2), "error"));
-    assert_eq!(nodes.post("node-1", &other).0, 503, "another prompt's");
-    let (status, body) = nodes.post("node-1", &half(&text, &take(&name(2), "error")));
-    assert_eq!(
-        (status, &body["usage"]["completion_tokens"]),
-        (200, &json!(3)),
-        "{body}"
-    );
-    assert_eq!(
-        nodes
-            .post("node-1", &half(&text, &take(&name(2), "error")))
-            .0,
-        503
-    );
-    let (status, body) = nodes.post("node-0", &half(&text, &give(&name(2), 30_000)));
-    let param = &body["error"]["param"];
-    assert_eq!(
-        (status, param),
-        (400, &json!("kv_transfer_params.transfer_id")),
-        "{body}"
-    );
+    assert_eq!(halves.report("node-1", "transfers_failed"), 2);
 
     // What nobody takes is let go.
-    nodes.post("node-0", &half(&text, &give(&name(3), 20)));
+    assert_answered(&halves.ask("node-0", &text, &halves.give(2, 20)), 1);
     let let_go = load_tests::process::wait_until(simulated::SOON, || {
-        let report = nodes.report("node-0");
-        count(&report, "tickets_expired") == 1 && count(&report, "held_blocks") == 0
+        halves.report("node-0", "tickets_expired") == 1
+            && halves.report("node-0", "held_blocks") == 0
     });
-    assert!(let_go, "{}", nodes.report("node-0"));
+    assert!(let_go, "{}", halves.nodes.report("node-0"));
+}
 
-    // What is not for it.
-    let mut elsewhere = take(&name(4), "recompute");
-    elsewhere["remote_endpoints"] = json!(["simulated:1-00000000"]);
+/// Catches KV that is used twice, or for another prompt.
+#[test]
+fn a_transfer_is_good_once() {
+    let halves = Halves::start();
+    let text = prompt("rosa", 60);
+    let given = halves.ask("node-0", &text, &halves.give(1, 30_000));
+    assert_answered(&given, 1);
+    assert_eq!(given.1["kv_transfer_params"]["transfer_id"], name(1));
+    assert!(halves.report("node-0", "held_blocks") > 0);
+    let take = halves.take(1, "error");
+    let foreign = halves.ask("node-1", &prompt("sven", 60), &take);
+    assert_eq!(foreign.0, 503, "{foreign:?}");
+    assert_answered(&halves.ask("node-1", &text, &take), 3);
+    let again = halves.ask("node-1", &text, &take);
+    assert_eq!(again.0, 503, "{again:?}");
+    assert_refused(
+        &halves.ask("node-0", &text, &halves.give(1, 20)),
+        "transfer_id",
+    );
+    assert_eq!(halves.report("node-1", "transfers_received"), 1);
+}
+
+/// Catches a node that takes what it cannot serve.
+#[test]
+fn what_is_not_for_a_node_is_refused() {
+    let halves = Halves::start();
+    let changed = |mut params: Value, name: &str, value: Value| {
+        params[name] = value;
+        params
+    };
+    let take = || halves.take(1, "recompute");
+    let elsewhere = json!(["simulated:1-00000000"]);
     for (node, params, param) in [
-        ("node-1", give(&name(4), 20), "do_remote_decode"),
-        ("node-0", take(&name(4), "error"), "do_remote_prefill"),
-        ("node-1", elsewhere, "remote_endpoints"),
-        ("node-1", take("4", "error"), "transfer_id"),
-        ("node-1", take(&name(4), "perhaps"), "on_failure"),
-        ("node-0", give(&name(4), 0), "timeout_ms"),
+        ("node-1", halves.give(1, 20), "do_remote_decode"),
+        ("node-0", take(), "do_remote_prefill"),
+        ("node-1", halves.take(1, "perhaps"), "on_failure"),
+        ("node-0", halves.give(1, 0), "timeout_ms"),
         ("node-0", json!({"fetch_from": []}), "fetch_from"),
+        (
+            "node-1",
+            changed(take(), "remote_endpoints", elsewhere),
+            "remote_endpoints",
+        ),
+        (
+            "node-1",
+            changed(take(), "transfer_id", json!("4")),
+            "transfer_id",
+        ),
+        (
+            "node-1",
+            changed(take(), "remote_engine_id", Value::Null),
+            "remote_engine_id",
+        ),
     ] {
-        let (status, body) = nodes.post(node, &half(&text, &params));
-        let expected = format!("kv_transfer_params.{param}");
-        assert_eq!(
-            (status, &body["error"]["param"]),
-            (400, &json!(expected)),
-            "{body}"
-        );
+        let answer = halves.ask(node, &prompt("tina", 20), &params);
+        assert_refused(&answer, param);
     }
 }

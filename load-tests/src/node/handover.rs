@@ -7,6 +7,7 @@
 //! different processes cannot share a request.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -73,7 +74,8 @@ struct Entry {
     about: About,
     stage: watch::Receiver<Option<Computed>>,
     post: Arc<Post>,
-    is_claimed: bool,
+    was_claimed: bool,
+    is_awaited: Arc<AtomicBool>,
 }
 
 /// One node's half: what it computes is for another. Dropped, it is no longer to be had.
@@ -83,11 +85,13 @@ pub(super) struct Offer {
     /// How long it is held once it is computed.
     pub(super) timeout: Duration,
     stage: watch::Sender<Option<Computed>>,
+    is_awaited: Arc<AtomicBool>,
 }
 
-/// The other node's half.
+/// The other node's half. Dropped, the offer is held no longer than until its deadline.
 pub(super) struct Claim {
     id: TransferId,
+    is_awaited: Arc<AtomicBool>,
     stage: watch::Receiver<Option<Computed>>,
     post: Arc<Post>,
 }
@@ -110,6 +114,7 @@ impl Handovers {
         post: &Arc<Post>,
     ) -> Option<Offer> {
         let (stage, seen) = watch::channel(None);
+        let is_awaited = Arc::new(AtomicBool::new(false));
         {
             let mut book = self.book();
             if book.entries.contains_key(&id) {
@@ -125,12 +130,18 @@ impl Handovers {
                 about,
                 stage: seen,
                 post: Arc::clone(post),
-                is_claimed: false,
+                was_claimed: false,
+                is_awaited: Arc::clone(&is_awaited),
             };
             book.entries.insert(id, entry);
         }
         self.offered.notify_waiters();
-        Some(Offer { id, timeout, stage })
+        Some(Offer {
+            id,
+            timeout,
+            stage,
+            is_awaited,
+        })
     }
 
     /// Takes an offer, once it is made.
@@ -157,11 +168,13 @@ impl Handovers {
         if entry.about != *about {
             return Some(Err(NoKv::Foreign));
         }
-        if std::mem::replace(&mut entry.is_claimed, true) {
+        if std::mem::replace(&mut entry.was_claimed, true) {
             return Some(Err(NoKv::Taken));
         }
+        entry.is_awaited.store(true, Ordering::Relaxed);
         Some(Ok(Claim {
             id,
+            is_awaited: Arc::clone(&entry.is_awaited),
             stage: entry.stage.clone(),
             post: Arc::clone(&entry.post),
         }))
@@ -176,6 +189,11 @@ impl Offer {
     /// The prompt is computed; the offer is to be kept until it is taken.
     pub(super) fn computed(&self, computed: Computed) {
         self.stage.send_replace(Some(computed));
+    }
+
+    /// Whether a node waits for it: then it is held for as long as that takes.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.is_awaited.load(Ordering::Relaxed)
     }
 }
 
@@ -195,5 +213,12 @@ impl Claim {
     /// Everything has come: the other node need not hold it any longer.
     pub(super) fn taken(self) {
         self.post.send(Letter::Taken(self.id));
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.is_awaited.store(false, Ordering::Relaxed);
+        self.post.send(Letter::LeftAlone);
     }
 }

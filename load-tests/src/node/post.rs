@@ -13,6 +13,8 @@ use super::handover::TransferId;
 pub(super) enum Letter {
     /// What it holds for this transfer has all come where it was wanted.
     Taken(TransferId),
+    /// Nobody waits any more for something that it holds: there may be a deadline to keep.
+    LeftAlone,
     /// The store has let go of a block that it has told of.
     Unstored(u32),
 }

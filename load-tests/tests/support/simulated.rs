@@ -5,7 +5,7 @@
 //! what that takes, and what must hold *at once* is asked of the very next answer.
 
 #![expect(clippy::panic, reason = "a helper fails its test with what it saw")]
-#![allow(dead_code, reason = "each test file uses its own part of this module")]
+#![expect(dead_code, reason = "each test file uses its own part of this module")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

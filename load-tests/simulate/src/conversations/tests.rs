@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::Params;
 use crate::policy::Spec;
+use crate::router::Router;
 
 fn fleet(nodes: usize, capacity: usize) -> Fleet {
     let params = Params {
@@ -114,4 +115,57 @@ fn the_products_index_follows_conversations_through_their_answers() {
         *home = Some(turn.node);
     }
     assert!(moves < 20, "{moves} moves of 120 conversations");
+}
+
+/// Would a turn that two nodes share skip its handover, read what its first node does not hold, or leave
+/// blocks held? Conversations that do not meet: every figure by hand.
+#[test]
+fn two_nodes_share_a_turn_as_one_works_out() {
+    let fleet = Fleet {
+        prefill_nodes: 2,
+        handover_gb_per_s: 0.1,
+        ..fleet(4, 1000)
+    };
+    let params = Params {
+        block_tokens: 16,
+        ..Params::default()
+    };
+    struct Pairs;
+    impl Router for Pairs {
+        fn route(&mut self, _: f64, ask: &Ask<'_>, _: &[Node]) -> Answer {
+            let at = ask.session as usize;
+            Answer::Pair {
+                prefill: at,
+                decode: 2 + at,
+            }
+        }
+    }
+    let conversations = [conversation(0, 3, 500.0), conversation(1, 3, 0.0)];
+    let played = play(&fleet, &conversations, &mut Pairs);
+    assert_eq!(played.len(), 6);
+    for one in &played {
+        let at = one.conversation;
+        assert_eq!((one.prefill_node, one.node), (Some(at), 2 + at));
+        let turn = &conversations[at][one.turn];
+        // The first node has the prompt before, and not its answer; the second has both.
+        let before = |blocks: u32| if one.turn == 0 { 0 } else { blocks * 16 };
+        let prompt_before = 6 + (one.turn as u32).saturating_sub(1) * 7 + 4;
+        assert_eq!(one.cached_tokens, before(prompt_before), "{one:?}");
+        let moved = turn.prompt_tokens - before(prompt_before + 3);
+        let took_ms = {
+            let tokens = f64::from(turn.prompt_tokens - one.cached_tokens);
+            let cached = f64::from(one.cached_tokens);
+            let prompt = f64::from(turn.prompt_tokens);
+            tokens * (params.token_ms(f64::midpoint(prompt, cached)) + 12.0 / 2048.0)
+        };
+        let link_ms = f64::from(moved) * 1.6;
+        // No prompt is longer than a chunk, so that nothing travels before its end.
+        let step_ms = 12.0 + 0.08 + 1.5e-5 * (f64::from(turn.prompt_tokens) + 24.0);
+        let ttft_ms = one.first_token_ms - one.due_ms;
+        let expected_ms = took_ms + link_ms + step_ms;
+        assert!(
+            (ttft_ms - expected_ms).abs() < 1e-3,
+            "{ttft_ms}, not {expected_ms}"
+        );
+    }
 }

@@ -3,7 +3,7 @@
 //! A request whose prompt another node computes goes: awaited (what this node has of it is held), coming
 //! (computed there, the rest of its KV on its way), here (a request of the model like any other). If
 //! nothing comes it is computed here. A prompt that was computed for another node stays pinned until all
-//! of it was taken, or until its deadline.
+//! of it was taken, or until its deadline where nobody waits for it.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -61,7 +61,14 @@ struct Held {
     id: u32,
     deadline: Instant,
     /// Whoever waits for it sees when it is dropped.
-    _offer: Offer,
+    offer: Offer,
+}
+
+impl Held {
+    /// When it is let go; not while somebody waits for it.
+    fn deadline(&self) -> Option<Instant> {
+        (!self.offer.is_awaited()).then_some(self.deadline)
+    }
 }
 
 impl Handed {
@@ -99,7 +106,7 @@ impl Handed {
     }
 
     pub(super) fn until_deadline(&self) -> Option<Duration> {
-        let first = self.tickets.values().map(|held| held.deadline).min()?;
+        let first = self.tickets.values().filter_map(Held::deadline).min()?;
         Some(first.saturating_duration_since(Instant::now()))
     }
 
@@ -218,9 +225,9 @@ impl State {
         let held = Held {
             id,
             deadline: Instant::now().max(at) + offer.timeout,
-            _offer: offer,
+            offer,
         };
-        self.handed.tickets.insert(held._offer.id, held);
+        self.handed.tickets.insert(held.offer.id, held);
         Some(request)
     }
 
@@ -235,7 +242,7 @@ impl State {
     /// Lets go of what nobody took in time.
     pub(super) fn end_deadlines(&mut self, now_ms: f64) {
         let now = Instant::now();
-        let late = |(_, held): &(&TransferId, &Held)| held.deadline <= now;
+        let late = |(_, held): &(&TransferId, &Held)| held.deadline().is_some_and(|at| at <= now);
         let late = self.handed.tickets.iter().filter(late);
         let late: Vec<TransferId> = late.map(|(transfer, _)| *transfer).collect();
         for transfer in late {
