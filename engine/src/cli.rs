@@ -4,6 +4,7 @@
 //! file sees an unchecked value.
 
 mod error;
+mod form;
 mod shared;
 
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -15,6 +16,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::engine::Pooling;
 use crate::kv::store::disk::Scope;
+use crate::kv::store::form::Form;
 use crate::kv::store::shared::mooncake::MooncakeConfig;
 use crate::model::OpsKind;
 use crate::request::constraint::FormatChoice;
@@ -22,6 +24,7 @@ use crate::scheduler::pace::Beside;
 use crate::server::auth::NodeToken;
 use crate::server::role::Role;
 pub use error::ConfigError;
+use form::TierFormArgs;
 use shared::SharedArgs;
 
 /// Where the node token is read from when no file is named.
@@ -98,6 +101,8 @@ struct ServeArgs {
     /// What that folder may take.
     #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = parse_size)]
     kv_disk_size: u64,
+    #[command(flatten)]
+    tier_form: TierFormArgs,
     #[command(flatten)]
     shared: SharedArgs,
     /// Publish KV events at this ZMQ endpoint, e.g. tcp://127.0.0.1:5557; port 0 takes a free one.
@@ -223,6 +228,8 @@ pub struct Config {
     pub kv_disk: Option<DiskConfig>,
     /// The shared tier beside the disk.
     pub kv_shared: Option<MooncakeConfig>,
+    /// How blocks are kept below the pool.
+    pub kv_tier_form: Form,
     /// Where to publish events.
     pub events: Option<String>,
     /// Where to replay them.
@@ -329,6 +336,7 @@ impl ServeArgs {
             kv_host_bytes: args.kv_host_memory,
             kv_disk: disk(args.kv_disk, args.kv_disk_size, args.kv_host_memory)?,
             kv_shared: args.shared.config(args.kv_host_memory, token.as_ref())?,
+            kv_tier_form: args.tier_form.form(),
             events: args.events,
             replay: args.replay,
             replay_batches: in_range("replay-batches", args.replay_batches, 10_000_000)?,

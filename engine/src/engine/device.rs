@@ -4,6 +4,7 @@
 //! its blocks cannot be copied, so they stay in the pool.
 
 use crate::kv::store::Blocks;
+use crate::kv::store::form::Form;
 use crate::model::{BlockId, ForwardError, Pass, PassOutput};
 use crate::parallel::RankGroup;
 
@@ -41,6 +42,33 @@ impl Blocks for RankGroup {
             rank.write_block(block, own);
             from = rest;
         }
+    }
+
+    fn kept_bytes(&self) -> usize {
+        let dtype = self.first().block_layout().dtype;
+        self.form().kept_bytes(dtype, self.block_bytes())
+    }
+
+    fn keep_block(&mut self, block: BlockId, to: &mut [u8]) {
+        let (form, dtype) = (self.form(), self.first().block_layout().dtype);
+        if form == Form::Exact {
+            return self.read_block(block, to);
+        }
+        let mut body = self.take_body();
+        self.read_block(block, &mut body);
+        form.keep(dtype, &body, to);
+        self.give_body(body);
+    }
+
+    fn restore_block(&mut self, block: BlockId, from: &[u8]) {
+        let (form, dtype) = (self.form(), self.first().block_layout().dtype);
+        if form == Form::Exact {
+            return self.write_block(block, from);
+        }
+        let mut body = self.take_body();
+        form.restore(dtype, from, &mut body);
+        self.write_block(block, &body);
+        self.give_body(body);
     }
 
     fn take_block(&mut self, block: BlockId, mut from: &[u8]) -> bool {

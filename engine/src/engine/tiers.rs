@@ -25,7 +25,7 @@ pub(super) const FETCHED_MAX: usize = 128;
 
 /// The tiers that these parts ask for and can have.
 pub(super) fn store(parts: &mut Parts) -> Option<Store> {
-    let block_bytes = parts.device.block_bytes();
+    let block_bytes = parts.device.kept_bytes();
     let wanted = parts.host_blocks > 0 && block_bytes > 0;
     wanted.then(|| {
         let store = Store::new(parts.host_blocks, block_bytes, parts.disk.take());

@@ -7,10 +7,7 @@ use crate::ops::cpu;
 impl Model {
     /// Bytes of KV that one block takes, over all layers.
     pub fn kv_block_bytes(config: &ModelConfig, ops: OpsKind) -> usize {
-        let value_bytes = match ops {
-            OpsKind::Reference => size_of::<f32>(),
-            OpsKind::Cpu => size_of::<half::f16>(),
-        };
+        let value_bytes = ops.kv_dtype().bytes();
         2 * config.layers * config.kv_heads * config.head_dim * BLOCK_TOKENS * value_bytes
     }
 

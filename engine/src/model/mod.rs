@@ -20,7 +20,7 @@ mod weights;
 
 use prompt::gguf::Header;
 
-use crate::kv::layout::{BlockLayout, HeadRange, LayoutError};
+use crate::kv::layout::{BlockLayout, HeadRange, KvDtype, LayoutError};
 pub use crate::kv::storage::{BLOCK_TOKENS, BlockId};
 pub use crate::ops::SeqInput;
 pub use config::ModelConfig;
@@ -42,6 +42,16 @@ pub enum OpsKind {
     Reference,
     /// Quantised kernels for this processor, f16 KV.
     Cpu,
+}
+
+impl OpsKind {
+    /// The format of the pool's keys and values.
+    pub fn kv_dtype(self) -> KvDtype {
+        match self {
+            Self::Reference => KvDtype::F32,
+            Self::Cpu => KvDtype::F16,
+        }
+    }
 }
 
 /// An instruction set that the serving ops have kernels for. All give the same bits.

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::collectives::{Breaker, Threads};
+use crate::kv::store::form::Form;
 use crate::model::{ForwardError, GgufFile, Model, ModelError, ModelOptions, Pass, PassOutput};
 
 /// All ranks of a node.
@@ -14,6 +15,10 @@ pub struct RankGroup {
     /// `None` for a group of one.
     breaker: Option<Breaker>,
     broken: bool,
+    /// How blocks are kept below the pool.
+    form: Form,
+    /// A block on its way there or back.
+    body: Vec<u8>,
 }
 
 /// A rank beside the first.
@@ -32,6 +37,8 @@ impl RankGroup {
             others: Vec::new(),
             breaker: None,
             broken: false,
+            form: Form::Exact,
+            body: Vec::new(),
         }
     }
 
@@ -65,7 +72,33 @@ impl RankGroup {
             others: others.collect::<Result<_, ModelError>>()?,
             breaker,
             broken: false,
+            form: Form::Exact,
+            body: Vec::new(),
         })
+    }
+
+    /// The same, whose blocks are kept in this form below the pool.
+    pub fn keeping(self, form: Form) -> RankGroup {
+        RankGroup { form, ..self }
+    }
+
+    pub(crate) fn form(&self) -> Form {
+        self.form
+    }
+
+    /// Room for a block's bytes.
+    pub(crate) fn take_body(&mut self) -> Vec<u8> {
+        let bytes = self
+            .all()
+            .map(|rank| rank.block_layout().body_bytes())
+            .sum();
+        let mut body = std::mem::take(&mut self.body);
+        body.resize(bytes, 0);
+        body
+    }
+
+    pub(crate) fn give_body(&mut self, body: Vec<u8>) {
+        self.body = body;
     }
 
     /// Runs a pass on all ranks.

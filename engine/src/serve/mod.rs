@@ -26,6 +26,7 @@ use tokio::sync::oneshot;
 use crate::cli::Config;
 use crate::engine::{self, Handle, Parts, Show};
 use crate::events::EventLog;
+use crate::kv::layout::BlockLayout;
 use crate::kv::store::disk::{Disk, Identity};
 use crate::kv::store::shared::mooncake::Mooncake;
 use crate::kv::store::shared::{Seal, SharedTier};
@@ -72,9 +73,13 @@ async fn serve(config: Config) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
     let file = GgufFile::open(&config.model)?;
     let model = Model::config(file.header())?;
+    let block_bytes = Model::kv_block_bytes(&model, config.ops);
+    let kept_bytes = config
+        .kv_tier_form
+        .kept_bytes(config.ops.kv_dtype(), block_bytes);
     let pool = pool_size(
         &model,
-        Model::kv_block_bytes(&model, config.ops),
+        (block_bytes, kept_bytes),
         Given::of(&config),
         Fixed::of(file.header(), &model, config.ops, config.step_tokens),
         memory::available(),
@@ -190,19 +195,21 @@ fn parts(
         prompts: tokenizer,
         fingerprint,
     } = loaded;
+    // Below the pool, blocks of another form are another model's.
+    let (form, layout) = (config.kv_tier_form, model.block_layout());
+    let fingerprint = form.mark(fingerprint);
+    let kept_bytes = form.kept_bytes(layout.dtype, layout.body_bytes());
     let disk = match &config.kv_disk {
         Some(disk) => {
-            let layout = model.block_layout();
             let identity = Identity::new(&layout, fingerprint);
-            let disk = Disk::open(&disk.dir, disk.bytes, identity, layout.body_bytes())?;
-            Some(disk)
+            Some(Disk::open(&disk.dir, disk.bytes, identity, kept_bytes)?)
         }
         None => None,
     };
-    let shared = shared(config, &model, fingerprint).map_err(ServeError::Shared)?;
+    let shared = shared(config, &layout, (fingerprint, kept_bytes)).map_err(ServeError::Shared)?;
     let (vocab, layers) = (model.shape().vocab, model.shape().layers);
     Ok(Parts {
-        device: Box::new(RankGroup::alone(model)),
+        device: Box::new(RankGroup::alone(model).keeping(form)),
         token_bytes: Box::new(move |id, show| match show {
             Show::Text => tokenizer.tokenizer().token_bytes(id).to_vec(),
             // A part of a character is bytes and no text, a control token text and no bytes.
@@ -230,14 +237,13 @@ fn parts(
 /// The shared tier, if one is asked for; there is a token then.
 fn shared(
     config: &Config,
-    model: &Model,
-    fingerprint: [u8; 32],
+    layout: &BlockLayout,
+    (fingerprint, kept_bytes): ([u8; 32], usize),
 ) -> std::io::Result<Option<SharedTier>> {
     let Some((store, token)) = config.kv_shared.as_ref().zip(config.token.as_ref()) else {
         return Ok(None);
     };
-    let layout = model.block_layout();
-    let seal = Seal::new(token.store_key(), &layout, layout.body_bytes(), fingerprint);
+    let seal = Seal::new(token.store_key(), layout, kept_bytes, fingerprint);
     let shared = SharedTier::start(seal, |object_bytes, ends| {
         let store = Mooncake::new(store.clone(), object_bytes, ends)?;
         Ok(Box::new(store))

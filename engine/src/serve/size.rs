@@ -132,10 +132,11 @@ pub(super) struct PoolSize {
     pub(super) max_model_len: usize,
 }
 
-/// Sizes the pool, or says with numbers why that cannot be.
+/// Sizes the pool, or says with numbers why that cannot be. A block has its bytes in the pool, and others
+/// as it is kept below it.
 pub(super) fn pool_size(
     model: &ModelConfig,
-    block_bytes: usize,
+    (block_bytes, kept_bytes): (usize, usize),
     given: Given,
     fixed: Fixed,
     available: Option<Available>,
@@ -161,7 +162,7 @@ pub(super) fn pool_size(
     Ok(PoolSize {
         blocks,
         // One slot more than it holds, see `Store::new`.
-        host_blocks: usize::try_from((host / block_bytes as u64).saturating_sub(1))
+        host_blocks: usize::try_from((host / kept_bytes as u64).saturating_sub(1))
             .unwrap_or(usize::MAX),
         max_model_len: model.context.min(tokens),
     })
@@ -239,7 +240,7 @@ mod tests {
             host,
             buffers: 0,
         };
-        let size = |pool| pool_size(&model, 1000, given(pool, 0), fixed, Some(available));
+        let size = |pool| pool_size(&model, (1000, 1000), given(pool, 0), fixed, Some(available));
         let fits = |blocks, max_model_len| {
             Ok(PoolSize {
                 blocks,
@@ -269,11 +270,11 @@ mod tests {
             bytes: 1_000_000,
             of: Of::Machine,
         };
-        let error =
-            pool_size(&model, 1000, given(16_000, 0), fixed, Some(less)).expect_err("no room");
+        let error = pool_size(&model, (1000, 1000), given(16_000, 0), fixed, Some(less))
+            .expect_err("no room");
         assert!(error.to_string().contains("a smaller model"), "{error}");
         assert!(
-            pool_size(&model, 1000, given(16_000, 0), fixed, None).is_ok(),
+            pool_size(&model, (1000, 1000), given(16_000, 0), fixed, None).is_ok(),
             "nobody knows"
         );
         let error = size(15_999).expect_err("too small").to_string();
@@ -287,7 +288,7 @@ mod tests {
         let both = |host| {
             pool_size(
                 &model(),
-                1000,
+                (1000, 1000),
                 Given {
                     pool: 16_000,
                     host,

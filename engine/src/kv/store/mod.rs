@@ -21,6 +21,7 @@
 pub mod choose;
 pub mod disk;
 mod fetch;
+pub mod form;
 pub mod index;
 mod runs;
 mod save;
@@ -88,6 +89,18 @@ pub trait Blocks {
     fn read_block(&mut self, block: BlockId, to: &mut [u8]);
     /// Copies a full block in, as it was read.
     fn write_block(&mut self, block: BlockId, from: &[u8]);
+    /// Bytes of a block as the tiers keep it.
+    fn kept_bytes(&self) -> usize {
+        self.block_bytes()
+    }
+    /// Copies a full block out for the tiers.
+    fn keep_block(&mut self, block: BlockId, to: &mut [u8]) {
+        self.read_block(block, to);
+    }
+    /// Copies a full block back in from there.
+    fn restore_block(&mut self, block: BlockId, from: &[u8]) {
+        self.write_block(block, from);
+    }
     /// Copies a full block in that came from elsewhere. False, and zeros, if it has values that attention
     /// could not mask.
     fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool;
@@ -180,7 +193,7 @@ impl Store {
         self.make_room(pool, blocks);
         let slot = self.host.insert(kept).expect("a tier has a slot");
         let began = Instant::now();
-        blocks.read_block(
+        blocks.keep_block(
             gone.block,
             slot_mut(&mut self.arena, self.block_bytes, slot),
         );
@@ -274,7 +287,7 @@ impl Store {
         let Some(slot) = self.host.find(hash) else {
             return false;
         };
-        blocks.write_block(to, self.bytes(slot));
+        blocks.restore_block(to, self.bytes(slot));
         true
     }
 

@@ -34,7 +34,7 @@ impl Store {
         for (place, kept) in missing.iter().rev() {
             let written = disk.write(kept, |to| match *place {
                 Place::Host(slot) => to.copy_from_slice(slot_of(arena, self.block_bytes, slot)),
-                Place::Device(block) => blocks.read_block(block, to),
+                Place::Device(block) => blocks.keep_block(block, to),
             });
             if !written {
                 break;
@@ -62,7 +62,7 @@ impl Store {
         for (place, kept) in missing.iter().rev() {
             let put = shared.put(kept, |to| match *place {
                 Place::Host(slot) => to.copy_from_slice(slot_of(arena, self.block_bytes, slot)),
-                Place::Device(block) => blocks.read_block(block, to),
+                Place::Device(block) => blocks.keep_block(block, to),
             });
             if !put {
                 break;
