@@ -1,7 +1,7 @@
 //! How fast is a node of one thread when nobody is in its way?
 //!
 //! Two nodes without a gateway, one to answer and one to compute prompts: the streams alone on the
-//! first, then one agent's session turn by turn on the second while the first streams, since the
+//! first, then agents' sessions turn by turn on the second while the first streams, since the
 //! other core is busy in every arrangement. From these come the rates of requests and the bounds.
 
 use std::path::Path;
@@ -74,11 +74,16 @@ pub(super) async fn calibrate(
     let alone = stream_all(&answering, alone.collect());
     let alone = good(&answers, alone.join_all().await)?;
     let tpot_ms = together_ms(&alone);
-    let measured = session(growth, prompts);
+    let measured = [session(growth, prompts), session(growth, prompts)];
     let tokens = growth.longest() as f64;
     let busy = (0..args.streams).map(|_| stream(4000, prompts));
     let busy = stream_all(&answering, busy.collect());
-    let ttft_ms = turns(&computing, &computes, measured).await?;
+    // Of two sessions the faster turn: whatever else the machine did can only have slowed it down.
+    let [first, second] = measured;
+    let first = turns(&computing, &computes, first).await?;
+    let second = turns(&computing, &computes, second).await?;
+    let both = first.iter().zip(&second);
+    let ttft_ms: Vec<f64> = both.map(|(a, b)| a.min(*b)).collect();
     drop(busy);
     Ok(Uncontended {
         tpot_ms,
