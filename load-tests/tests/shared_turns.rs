@@ -396,6 +396,14 @@ fn a_transfer_is_good_once() {
         "transfer_id",
     );
     assert_eq!(halves.report("node-1", "transfers_received"), 1);
+
+    // The answer tells what the first node had cached: by now all of the prompt's whole blocks.
+    let given = halves.ask("node-0", &text, &halves.give(2, 30_000));
+    let taken = halves.ask("node-1", &text, &halves.take(2, "error"));
+    let [given, taken] = [given, taken]
+        .map(|(_, body)| body["usage"]["prompt_tokens_details"]["cached_tokens"].clone());
+    assert!(given.as_u64() > Some(0), "{given}");
+    assert_eq!(taken, given);
 }
 
 /// Catches a node that takes what it cannot serve.
