@@ -31,7 +31,7 @@ use crate::kv::store::disk::{Disk, Identity};
 use crate::kv::store::shared::mooncake::Mooncake;
 use crate::kv::store::shared::{Seal, SharedTier};
 use crate::metrics::Metrics;
-use crate::model::{GgufFile, Model, ModelOptions};
+use crate::model::{GgufFile, Model, ModelConfig, ModelOptions};
 use crate::parallel::RankGroup;
 use crate::progress::Progress;
 use crate::request::constraint::Formats;
@@ -73,17 +73,7 @@ async fn serve(config: Config) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
     let file = GgufFile::open(&config.model)?;
     let model = Model::config(file.header())?;
-    let block_bytes = Model::kv_block_bytes(&model, config.ops);
-    let kept_bytes = config
-        .kv_tier_form
-        .kept_bytes(config.ops.kv_dtype(), block_bytes);
-    let pool = pool_size(
-        &model,
-        (block_bytes, kept_bytes),
-        Given::of(&config),
-        Fixed::of(file.header(), &model, config.ops, config.step_tokens),
-        memory::available(),
-    )?;
+    let pool = sized(&config, &file, &model)?;
     let metrics = Arc::new(Metrics::new(&config.model_id, pool.blocks as usize));
     let settings = Settings {
         model_id: Arc::from(config.model_id.as_str()),
@@ -181,6 +171,20 @@ async fn wind_down(config: &Config, app: &App, engine: &Handle, thread: JoinHand
         let _ = thread.join();
     };
     let _ = tokio::time::timeout(CLOSE_TIMEOUT, tokio::task::spawn_blocking(stop)).await;
+}
+
+/// What the pool and the host tier have room for.
+fn sized(config: &Config, file: &GgufFile, model: &ModelConfig) -> Result<PoolSize, ServeError> {
+    let block_bytes = Model::kv_block_bytes(model, config.ops);
+    let form = config.kv_tier_form;
+    let kept_bytes = form.kept_bytes(config.ops.kv_dtype(), block_bytes);
+    Ok(pool_size(
+        model,
+        (block_bytes, kept_bytes),
+        Given::of(config),
+        Fixed::of(file.header(), model, config.ops, config.step_tokens),
+        memory::available(),
+    )?)
 }
 
 fn parts(

@@ -95,42 +95,43 @@ fn logits_agree_with_transformers_and_between_op_sets() {
     );
 }
 
-/// The largest mean divergence, in nats, behind a history that was kept in 8 bits below the pool.
-const KEPT_KL_MAX: f64 = 1e-3;
+/// The largest mean divergence, in nats, behind a history that was kept in 8 bits below the pool: of the
+/// form alone, and on the serving ops, whose own 8-bit activations turn any small change into others of the
+/// size of [`KL_MAX`].
+const KEPT_KL_MAX: [(OpsKind, f64); 2] = [(OpsKind::Reference, 2e-4), (OpsKind::Cpu, 2e-3)];
 
-/// Half of each text, kept in 8 bits and brought back, before the other half. Would catch a scale that is
-/// off, and values that come back at another's place.
+/// Half of each short text, kept in 8 bits and brought back, before the other half. Would catch a scale
+/// that is off, and values that come back at another's place.
 #[test]
 fn a_history_kept_in_eight_bits_hardly_changes_what_follows() {
     let golden = Golden::read();
-    let mut exact = RankGroup::alone(load(OpsKind::Cpu));
-    let mut kept = RankGroup::alone(load(OpsKind::Cpu)).keeping(Form::Int8);
-    assert!(
-        kept.kept_bytes() * 16 == kept.block_bytes() * 9,
-        "18 bytes of 32"
-    );
-    let mut agreement = Agreement::default();
-    for text in &golden.texts {
-        let half = text.tokens.len() / 32 * 16;
-        pass(&mut exact, &text.tokens[..half], 0);
-        pass(&mut kept, &text.tokens[..half], 0);
-        let mut bytes = vec![0; kept.kept_bytes()];
-        for block in (0..half as u32 / 16).map(BlockId) {
-            kept.keep_block(block, &mut bytes);
-            kept.write_block(block, &vec![0; kept.block_bytes()]);
-            kept.restore_block(block, &bytes);
+    for (ops, most) in KEPT_KL_MAX {
+        let mut exact = RankGroup::alone(load(ops));
+        let mut kept = RankGroup::alone(load(ops)).keeping(Form::Int8);
+        assert!(kept.kept_bytes() * 3 < kept.block_bytes() * 2, "smaller");
+        let mut agreement = Agreement::default();
+        for text in golden.texts.iter().filter(|text| text.tokens.len() < 200) {
+            let half = text.tokens.len() / 32 * 16;
+            pass(&mut exact, &text.tokens[..half], 0);
+            pass(&mut kept, &text.tokens[..half], 0);
+            let mut bytes = vec![0; kept.kept_bytes()];
+            for block in (0..half as u32 / 16).map(BlockId) {
+                kept.keep_block(block, &mut bytes);
+                kept.write_block(block, &vec![0; kept.block_bytes()]);
+                kept.restore_block(block, &bytes);
+            }
+            let expected = pass(&mut exact, &text.tokens[half..], half);
+            let found = pass(&mut kept, &text.tokens[half..], half);
+            let rows = expected.chunks_exact(golden.vocab);
+            for (expected, found) in rows.zip(found.chunks_exact(golden.vocab)) {
+                agreement.add(expected, found);
+            }
         }
-        let expected = pass(&mut exact, &text.tokens[half..], half);
-        let found = pass(&mut kept, &text.tokens[half..], half);
-        let rows = expected.chunks_exact(golden.vocab);
-        for (expected, found) in rows.zip(found.chunks_exact(golden.vocab)) {
-            agreement.add(expected, found);
-        }
+        println!("{ops:?}, behind a history kept in 8 bits: {agreement}");
+        let mean = agreement.mean_kl();
+        assert!(mean > 0.0, "it was kept");
+        assert!(mean <= most, "{ops:?}: mean KL {mean:.2e}");
     }
-    println!("behind a history kept in 8 bits: {agreement}");
-    let mean = agreement.mean_kl();
-    assert!(mean > 0.0, "it was kept");
-    assert!(mean <= KEPT_KL_MAX, "mean KL {mean:.2e}");
 }
 
 fn pass(ranks: &mut RankGroup, tokens: &[u32], start: usize) -> Vec<f32> {

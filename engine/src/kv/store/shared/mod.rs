@@ -1,7 +1,7 @@
 //! The shared tier, as the step loop sees it: blocks in a store that other nodes use too.
 //!
 //! As with the disk the loop hands a block over with its bytes, or asks for one, looks now and then at
-//! what has come of it, and waits for nothing; a [thread of its own](worker) does the rest. Other than of
+//! what has come of it, and waits for nothing; a thread of its own (`worker`) does the rest. Other than of
 //! the disk, nobody here knows what the store holds: others put and evict there. So a chain is *asked*
 //! for first, and the answer believed for a few seconds.
 //!
@@ -9,7 +9,7 @@
 //! damaged or forged is taken back, and so is everything when the store is lost. Blocks stay there when
 //! they are read.
 //!
-//! Left out on purpose: trust. A store has no idea who may read or write it; see [`value`] for what keeps
+//! Left out on purpose: trust. A store has no idea who may read or write it; see `value` for what keeps
 //! others' bytes out, and `docs/kv-tiers.md` for what does not.
 
 pub mod mooncake;

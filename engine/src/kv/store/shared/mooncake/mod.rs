@@ -1,9 +1,9 @@
-//! Mooncake Store as the shared tier: a client in a [process of its own](child), started again when it
+//! Mooncake Store as the shared tier: a client in a process of its own (`child`), started again when it
 //! dies, hangs or loses its master.
 //!
 //! States: *away until* a time (at first: now), *setting up* (a process that has not answered yet),
 //! *ready*. Any broken, late or nonsensical answer, and the store's own "cannot reach the master", ends
-//! the process and leads to *away*; each time in a row twice as long, up to [`AWAY_MAX`].
+//! the process and leads to *away*; each time in a row twice as long, up to half a minute.
 //!
 //! Bytes travel through memory that both processes map and that is registered with Mooncake's transfer
 //! engine. Whoever reaches its port can read and write that memory at any time: so what comes is copied
