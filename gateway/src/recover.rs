@@ -145,6 +145,7 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
         request_id: &flow.ctx.request_id,
         timeout_ms: job.timeout_left_ms(),
         retention_s: job.retention_s,
+        prefetch_tokens: prefetch_tokens(&chosen),
         body: job.body.clone(),
         more: more(flow, &chosen, hears),
     };
@@ -171,6 +172,12 @@ async fn attempt(flow: &mut Flow<'_>, chosen: Chosen) -> Result<End, Failed> {
         chosen,
     };
     answered(flow, answer).await
+}
+
+/// What the node is expected to fetch from its own slower tiers.
+pub(crate) fn prefetch_tokens(chosen: &Chosen) -> Option<u64> {
+    let fetches = chosen.giver.is_none() && chosen.decision.fetched().tokens > 0;
+    fetches.then_some(chosen.decision.expected_cached_tokens)
 }
 
 /// What the body gets besides the client's own.

@@ -201,6 +201,7 @@ async fn forward(
         request_id: &request_id,
         timeout_ms: None,
         retention_s: None,
+        prefetch_tokens: None,
         body: asked.body.clone(),
         more: String::new(),
     };

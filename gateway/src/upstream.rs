@@ -53,6 +53,9 @@ pub(crate) struct NodeRequest<'a> {
     pub(crate) timeout_ms: Option<u64>,
     /// For how long the prompt's prefix is wanted, in seconds; nodes may take it as a hint.
     pub(crate) retention_s: Option<u32>,
+    /// Leading tokens of the prompt that the node's slower tiers are expected to hold: it may fetch them
+    /// before the request has its turn.
+    pub(crate) prefetch_tokens: Option<u64>,
     /// A JSON object.
     pub(crate) body: Bytes,
     /// More members for that object, each with a comma before it; usually empty. Kept apart, so
@@ -176,6 +179,9 @@ impl Upstream {
         head.insert_header(USER_AGENT, concat!("homing/", env!("CARGO_PKG_VERSION")))?;
         head.insert_header(X_REQUEST_ID, request.request_id)?;
         head.insert_header(AUTHORIZATION, &self.authorization)?;
+        if let Some(tokens) = request.prefetch_tokens {
+            head.insert_header("x-kv-prefetch-tokens", tokens.to_string())?;
+        }
         if let Some(seconds) = request.retention_s {
             head.insert_header("x-cache-retention-s", seconds.to_string())?;
         }

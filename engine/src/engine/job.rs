@@ -44,6 +44,9 @@ pub struct Job {
     /// For how much longer than others its blocks are wanted once it has ended; at most
     /// [`KEEP_MAX`] counts.
     pub keep: Duration,
+    /// Leading tokens that tiers below the pool are expected to hold: they are fetched from slow ones while
+    /// the request waits for its turn. 0 where nobody knows.
+    pub prefetch_tokens: usize,
     /// When the whole request is given up, whether it waits or runs.
     pub deadline: Option<Instant>,
     /// Log probabilities of each token, and so many alternatives; `Some(0)` for the chosen alone.
@@ -82,6 +85,7 @@ impl Job {
             constraint: None,
             priority: 0,
             keep: Duration::ZERO,
+            prefetch_tokens: 0,
             deadline: None,
             logprobs: None,
             token_ids: false,

@@ -286,6 +286,7 @@ impl Engine {
         let sequence = Sequence::new(submission, self.arrivals);
         self.arrivals += 1;
         if self.opens_hand_over(&sequence) {
+            self.read_ahead(&sequence);
             return self.waiting.push(sequence);
         }
         let message =

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use cache_index::block::BlockHash;
 use prometheus::IntCounter;
 
-use super::sequence::DiskWait;
+use super::sequence::{DiskWait, Sequence};
 use super::{BLOCK_TOKENS, Engine, Parts};
 use crate::kv::pool::Stored;
 use crate::kv::prefix::LastUse;
@@ -121,6 +121,26 @@ impl Engine {
         let now = self.pool.now();
         sequence.disk = read_on((store, late), &wanted, found, (sequence.disk, now));
         sequence.waits_for_disk()
+    }
+
+    /// Has slow tiers bring what they are expected to hold of a prompt that has just come: by the time it
+    /// has its turn it is in host memory. What they do not bring is for its turn to see to.
+    pub(super) fn read_ahead(&mut self, sequence: &Sequence) {
+        let Some(store) = &mut self.store else { return };
+        let expected = sequence.job.prefetch_tokens / BLOCK_TOKENS;
+        let chain = &sequence.chain[..expected.min(sequence.chain.len())];
+        let held = self.pool.overlap(chain).blocks;
+        let found = held + store.overlap(&chain[held..]);
+        let wanted = Wanted {
+            chain,
+            tokens: &sequence.tokens,
+            salt: sequence.job.scope.salt.as_ref(),
+        };
+        if chain.get(found).is_some_and(|first| store.pays(*first)) {
+            let below = found + store.below(&chain[found..]);
+            store.ask(&chain[below..]);
+            store.read(&wanted, found..below, self.pool.now());
+        }
     }
 
     /// The same for another node, which has asked for this chain: what is on the disk here, or known to

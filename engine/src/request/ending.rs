@@ -139,6 +139,17 @@ pub fn retention_header(value: &str) -> Result<Duration, ApiError> {
     })
 }
 
+/// Reads the header `x-kv-prefetch-tokens`.
+pub fn prefetch_header(value: &str) -> Result<usize, ApiError> {
+    value.trim().parse::<u32>().map_or_else(
+        |_| {
+            let message = "`x-kv-prefetch-tokens` must be a whole number of tokens.";
+            Err(ApiError::field("x-kv-prefetch-tokens", message))
+        },
+        |tokens| Ok(tokens as usize),
+    )
+}
+
 /// Reads the header `x-request-timeout-ms`.
 pub fn timeout_header(value: &str) -> Result<Duration, ApiError> {
     let most = TIMEOUT_S_MAX * 1e3;

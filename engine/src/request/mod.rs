@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{ApiError, Kind};
 use crate::sample::Sampling;
-pub use ending::{STOP_BYTES_MAX, STOPS_MAX, retention_header, timeout_header};
+pub use ending::{STOP_BYTES_MAX, STOPS_MAX, prefetch_header, retention_header, timeout_header};
 use fields::{Fields, missing};
 pub use format::Format;
 pub use other::{

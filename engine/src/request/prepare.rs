@@ -104,6 +104,8 @@ pub struct Arrival {
     pub unix_seconds: i64,
     /// For how much longer than others its blocks are wanted.
     pub keep: Duration,
+    /// Leading tokens of the prompt that slow tiers are expected to hold.
+    pub prefetch_tokens: usize,
 }
 
 impl Served {
@@ -193,6 +195,7 @@ impl Served {
             job.constraint = compiled.as_ref().map(constrain::Compiled::start);
             job.priority = request.priority;
             job.keep = arrival.keep.min(KEEP_MAX);
+            job.prefetch_tokens = arrival.prefetch_tokens;
             job.deadline = request.timeout.map(|timeout| arrival.at + timeout);
             job.logprobs = request.logprobs;
             job.token_ids = request.token_ids;

@@ -41,6 +41,7 @@ const PROMPT_TOKENS: HeaderName = HeaderName::from_static("x-node-prompt-tokens"
 const LAST_BLOCK: HeaderName = HeaderName::from_static("x-node-last-block");
 const TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
 const RETENTION_S: HeaderName = HeaderName::from_static("x-cache-retention-s");
+const PREFETCH_TOKENS: HeaderName = HeaderName::from_static("x-kv-prefetch-tokens");
 /// Tells proxies such as nginx to pass a stream on as it comes.
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
@@ -63,6 +64,7 @@ impl Asked {
         let header = |name| Some(headers.get(name)?.to_str().unwrap_or(""));
         let timeout = header(TIMEOUT_MS).map(request::timeout_header);
         let keep = header(RETENTION_S).map(request::retention_header);
+        let prefetch = header(PREFETCH_TOKENS).map(request::prefetch_header);
         Ok(Self {
             caller,
             arrival: Arrival {
@@ -70,6 +72,7 @@ impl Asked {
                 at: Instant::now(),
                 unix_seconds: unix_seconds(),
                 keep: keep.transpose()?.unwrap_or_default(),
+                prefetch_tokens: prefetch.transpose()?.unwrap_or_default(),
             },
             timeout: timeout.transpose()?,
         })

@@ -90,6 +90,15 @@ pub(super) struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
+    /// So many leading tokens are expected in slower tiers of the node that computes the prompt.
+    pub(super) fn prefetch(self, tokens: Option<u64>) -> Self {
+        let prefill = NodeRequest {
+            prefetch_tokens: tokens,
+            ..self.prefill
+        };
+        Self { prefill, ..self }
+    }
+
     /// `about` is the gateway, the turn and its id.
     pub(super) fn of(
         (gateway, job, request_id): (&'a Gateway, &'a Job<'_>, &'a str),
@@ -110,6 +119,7 @@ impl<'a> Asked<'a> {
             request_id,
             timeout_ms: job.timeout_left_ms(),
             retention_s: job.retention_s,
+            prefetch_tokens: None,
             body,
             more,
         };

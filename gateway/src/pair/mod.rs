@@ -26,7 +26,7 @@ use policies::view::{Role, Splits};
 use self::asked::{Asked, Done, Fault, Side};
 use self::connector::{Half, Handover, connector};
 use crate::fleet::{Dispatch, InFlight, KvInfo, Node, Part};
-use crate::recover::{Failed, answered, cancelled};
+use crate::recover::{Failed, answered, cancelled, prefetch_tokens};
 use crate::relay::{Answer, End, Flow, Heard, Prefilled, Refusal, Waited, watched};
 use crate::route::Chosen;
 use crate::turn::{Job, stopped};
@@ -143,6 +143,7 @@ pub(crate) async fn attempt(
         // A body that we have written ourselves.
         Failed::Elsewhere(Arc::clone(&prefill), Outcome::BadAnswer, cause)
     })?;
+    let asked = asked.prefetch(prefetch_tokens(&chosen));
     let hears = asked.hears;
     let both = Box::pin(asked.both(&two, connector, &mut loads.prefill));
     let waited = watched(flow.client, &mut flow.stopping, both).await;

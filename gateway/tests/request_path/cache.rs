@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use cache_index::block::{Namespace, creditable_blocks, hash_chain};
-use cache_index::event::{EngineHash, EventBatch, ExtraKeys, GroupKind, KvEvent};
+use cache_index::event::{EngineHash, EventBatch, ExtraKeys, GroupKind, KvEvent, Medium};
 use cache_index::wire::encode_batch;
 use prompt::gguf::Header;
 use prompt::{ChatInput, PromptBuilder, SegmentCache};
@@ -43,6 +43,10 @@ impl Events {
 
     /// Says that the node holds all full blocks of `tokens` under `salt`.
     fn stored(&mut self, tokens: &[u32], salt: &str) {
+        self.stored_in(None, tokens, salt);
+    }
+
+    fn stored_in(&mut self, medium: Option<Medium>, tokens: &[u32], salt: &str) {
         let hashes = hash_chain(&Namespace::new(MODEL, None, Some(salt)), tokens);
         let event = KvEvent::Stored {
             block_hashes: hashes
@@ -52,7 +56,7 @@ impl Events {
             parent: None,
             token_ids: tokens[..hashes.len() * 16].to_vec(),
             block_size: 16,
-            medium: None,
+            medium,
             lora_name: None,
             extra_keys: ExtraKeys::salt(salt),
             group_idx: None,
@@ -187,5 +191,29 @@ fn blocks_under_a_foreign_salt_are_nobodys() {
         events.stored(&tokens, "a-foreign-salt");
         assert_eq!(expected_cached(&ask(&gateway, &gateway.key, &body)), 0);
     }
+    gateway.assert_idle();
+}
+
+#[test]
+fn a_node_is_told_what_its_slower_tiers_are_expected_to_hold() {
+    let (mut events, endpoint) = Events::bind();
+    let mut node = Node::start();
+    node.events = Some(endpoint);
+    node.disk_ms = Some(0.01);
+    let gateway = Gateway::exact(&[&node]);
+    let body = chat(Stream::No, &"this prompt lies on a disk. ".repeat(40));
+    let tokens = tokens_of(&body);
+    assert_eq!(expected_cached(&ask(&gateway, &gateway.key, &body)), 0);
+    let sent = node.received().pop().unwrap();
+    assert_eq!(sent.header("x-kv-prefetch-tokens"), None);
+    let salt = sent.body["cache_salt"].as_str().unwrap().to_owned();
+    let credited = 16 * creditable_blocks(tokens.len());
+    eventually("the disk's blocks are known", || {
+        events.stored_in(Some(Medium::Disk), &tokens, &salt);
+        expected_cached(&ask(&gateway, &gateway.key, &body)) == credited
+    });
+    let sent = node.received().pop().unwrap();
+    let told = sent.header("x-kv-prefetch-tokens");
+    assert_eq!(told, Some(&*credited.to_string()));
     gateway.assert_idle();
 }

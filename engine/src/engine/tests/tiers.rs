@@ -151,6 +151,40 @@ fn what_host_memory_evicts_comes_back_from_the_disk_and_survives() {
     stepper.end();
 }
 
+/// Would catch a hint that nobody heeds: behind a prompt that takes whole steps, nobody has a turn.
+#[test]
+fn what_is_expected_on_the_disk_is_read_while_others_have_their_turn() {
+    for (hint, read) in [(0, 0), (144, 144)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut random = Random(9);
+        let prompts: Vec<_> = (0..10).map(|_| random.tokens(160)).collect();
+        let mut stepper = with_disk(40, 10, disk(folder.path(), 200));
+        for prompt in &prompts {
+            cached(&mut stepper, prompt, 1);
+            settle(&mut stepper);
+        }
+        let mut long = stepper.submit(job(&random.tokens(500), 1, None));
+        stepper.step();
+        let mut later = job(&prompts[0], 1, None);
+        later.priority = 1;
+        later.prefetch_tokens = hint;
+        let mut later = stepper.submit(later);
+        stepper.step();
+        while stepper.engine.store.as_ref().is_some_and(Store::is_busy) {
+            std::thread::yield_now();
+            stepper.engine.poll_disk();
+        }
+        assert!(long.hear().ended.is_none() && later.hear().joined.is_none());
+        stepper.engine.count_tiers();
+        let tiers = &stepper.engine.parts.metrics.tiers;
+        assert_eq!(tiers.hit_tokens(Tier::Disk).get(), read);
+        stepper.finish(&mut long);
+        stepper.finish(&mut later);
+        assert_eq!(later.joined, Some(144));
+        stepper.end();
+    }
+}
+
 #[test]
 fn a_pool_with_both_tiers_serves_as_much_as_one_pool_of_all() {
     let folder = tempfile::tempdir().expect("a folder");

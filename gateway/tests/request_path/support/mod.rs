@@ -93,6 +93,9 @@ impl Gateway {
             if let Some(events) = &node.events {
                 config += &format!("events = \"{events}\"\n");
             }
+            if let Some(ms) = node.disk_ms {
+                config += &format!("kv_fetch_ms_per_block = {{ disk = {ms} }}\n");
+            }
         }
         config += &format!(
             "[prices.{MODEL}]\ninput_nano_usd_per_million = 1000000\ncached_input_nano_usd_per_million = 100000\noutput_nano_usd_per_million = 3000000\n[limits]\n{limits}"

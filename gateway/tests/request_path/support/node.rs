@@ -72,6 +72,8 @@ pub(crate) struct Node {
     pub(crate) addr: SocketAddr,
     /// Where it publishes KV events, if it does.
     pub(crate) events: Option<String>,
+    /// What fetching a block from its disk takes, in milliseconds, as configured.
+    pub(crate) disk_ms: Option<f64>,
     state: Arc<State>,
 }
 
@@ -138,6 +140,7 @@ impl Node {
         Self {
             addr,
             events: None,
+            disk_ms: None,
             state,
         }
     }
