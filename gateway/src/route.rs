@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cache_index::block::{BLOCK_TOKENS, creditable_blocks};
 use cache_index::ids::NodeId;
 use cache_index::tiers::Tiers;
-use policies::pick::{Decision, Params, decide};
+use policies::pick::{Decision, NoNode, Params, decide};
 use policies::view::{NodeView, RequestView, Splits};
 
 use crate::fleet::{Fleet, Giver, Givers, Node};
@@ -70,7 +70,8 @@ pub(crate) fn choose_among(
         found.map_or(Tiers::default(), |(_, held)| held.at_most(creditable))
     };
     let givers = givers(&nodes, question, held_by);
-    let views: Vec<NodeView> = nodes
+    let named = |id: &NodeId| nodes.iter().find(|node| node.id == *id).cloned();
+    let mut views: Vec<NodeView> = nodes
         .iter()
         .filter(serving)
         .map(|node| {
@@ -78,9 +79,6 @@ pub(crate) fn choose_among(
             let blocks = question.prompt.tokens / BLOCK_TOKENS as u64;
             let mut view = node.view_for(held, question.session.key, blocks);
             view.bound_sessions = bindings.bound_to(&node.id);
-            if let Some(giver) = givers.offer(node, held) {
-                giver.show(&mut view, node);
-            }
             view
         })
         .collect();
@@ -92,7 +90,13 @@ pub(crate) fn choose_among(
         excluded: question.excluded.to_vec(),
         splits: question.splits,
     };
-    let decision = decide(&request, &views, params).map_err(|none| {
+    let offer = |id: &NodeId| {
+        let node = named(id)?;
+        let giver = givers.offer(&node, held_by(&node))?.clone();
+        Some((giver, node))
+    };
+    let decided = decide_and_fetch(&request, &mut views, params, offer);
+    let decision = decided.map_err(|none| {
         if let Some(most) = none.context_max() {
             return context_length(question.prompt.tokens, 1, most);
         }
@@ -102,7 +106,6 @@ pub(crate) fn choose_among(
         );
         ApiError::new(ErrorKind::NoNode, message).because(none)
     })?;
-    let named = |id: &NodeId| nodes.iter().find(|node| node.id == *id).cloned();
     let prefill = decision.pair().and_then(|pair| named(&pair.prefill));
     match named(&decision.node) {
         Some(node) => Ok(Chosen {
@@ -116,6 +119,25 @@ pub(crate) fn choose_among(
             "The chosen node does not exist.",
         )),
     }
+}
+
+/// Where a turn goes is decided without givers: only what the node would compute may be fetched instead.
+/// Sessions that wander for the sake of a moment's load would have every node keep all of them.
+fn decide_and_fetch(
+    request: &RequestView,
+    views: &mut [NodeView],
+    params: &Params,
+    offer: impl Fn(&NodeId) -> Option<(Giver, Arc<Node>)>,
+) -> Result<Decision, NoNode> {
+    let decision = decide(request, views, params)?;
+    let alone = decision.pair().is_none();
+    let offered = alone.then(|| offer(&decision.node)).flatten();
+    let view = views.iter_mut().find(|view| view.id == decision.node);
+    let (Some((giver, node)), Some(view)) = (offered, view) else {
+        return Ok(decision);
+    };
+    giver.show(view, &node);
+    decide(request, views, params)
 }
 
 /// Who could give others what it holds of the prompt.

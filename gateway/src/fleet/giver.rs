@@ -1,9 +1,9 @@
 //! Which node could give another the KV that a prompt needs?
 //!
 //! A session moves: its node drains, is full, or others are quicker. What that node holds can be
-//! fetched by the next one, if both are our engine and share the node token. For a decision that
-//! is one more slow tier: blocks that the receiver would have to fetch, at the speed of its
-//! transfers. Nodes whose part of turns is a half get their KV by handover instead.
+//! fetched by the next one, if both are our engine and share the node token. For the node that a
+//! turn goes to anyway that is one more slow tier: blocks that it would have to fetch, at the speed
+//! of its transfers. Nodes whose part of turns is a half get their KV by handover instead.
 
 use std::sync::Arc;
 
