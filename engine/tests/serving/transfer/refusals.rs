@@ -70,6 +70,9 @@ fn a_ticket_that_nobody_fetches_lets_go_and_is_late_from_then_on() {
     let mut first = pair.first_leg(&id, &body);
     first["kv_transfer_params"]["timeout_ms"] = json!(200);
     assert_eq!(pair.prefill.post(CHAT, &first).status, 200);
+    // Nothing is held either before its blocks are counted as pinned.
+    let expired = "homing:kv_tickets_expired_total";
+    pair.prefill.wait_for_metric(expired, |count| count == 1.0);
     pair.at_rest();
     let fails = json!({"on_failure": "error", "timeout_ms": 200});
     let late = pair.decode.post(CHAT, &pair.second_leg(&id, &body, &fails));
