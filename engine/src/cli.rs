@@ -121,7 +121,7 @@ struct ServeArgs {
     #[arg(long, value_enum, default_value_t = Role::Mixed)]
     role: Role,
     /// Give KV blocks out to other nodes at this address; port 0 takes a free one. Nodes on this host use a
-    /// socket of their own. Only where there is a node token; blocks are not encrypted: loopback, or a
+    /// socket of their own. Only where there is a node token, from which the keys of what travels are made: loopback, or a
     /// private network.
     #[arg(long, value_name = "ENDPOINT", default_value = "tcp://127.0.0.1:0", value_parser = parse_endpoint)]
     kv_listen: String,

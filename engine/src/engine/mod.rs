@@ -273,7 +273,7 @@ impl Engine {
             Command::Inbound(inbound) => self.queue_inbound(*inbound),
             Command::Attach(request, answer) => self.take_receiver(*request, answer),
             Command::Received(id) => self.receiver_has_all(id),
-            Command::Lost(id, sender) => self.outgoing.lost(id, &sender),
+            Command::Lost(id, sender) => self.receiver_lost(id, &sender),
             Command::Abandon(id) => self.outgoing.abandon(id),
             Command::Held(ticket, answer) => drop(answer.send(self.pins.info(ticket))),
             Command::Wake => {}

@@ -124,6 +124,7 @@ impl Outgoing {
             blocks: u32::try_from(job.prompt.len() / BLOCK_TOKENS).unwrap_or(u32::MAX),
             receiver: Arc::clone(&hand_over.receiver),
             stage: Stage::Computing(arrival),
+            cached: false,
             key: None,
             link: None,
         };
@@ -200,8 +201,9 @@ impl Outgoing {
         if out.key.is_some() && key != out.key {
             return Err(refused(Reason::Used, "this transfer has been taken"));
         }
-        let key = *out.key.get_or_insert_with(rand::random);
+        // First: a request that makes no sense must not use the transfer up.
         out.link(sender, missing)?;
+        let key = *out.key.get_or_insert_with(rand::random);
         Ok(Accepted { id, key, blocks })
     }
 
@@ -229,6 +231,7 @@ impl Outgoing {
             blocks,
             receiver: Arc::from(&*request.receiver),
             stage: Stage::Held(ticket, End::default()),
+            cached: true,
             key: Some(key),
             link: None,
         };
@@ -272,15 +275,21 @@ impl Outgoing {
         Some(ticket)
     }
 
-    /// A connection is gone; its receiver may come again.
-    pub(super) fn lost(&mut self, id: TransferId, sender: &Arc<Sender>) {
-        if let Some(out) = self.open.get_mut(&id)
-            && out
-                .link
-                .as_ref()
-                .is_some_and(|link| Arc::ptr_eq(&link.sender, sender))
-        {
-            out.link = None;
+    /// A connection is gone; its receiver may come again. Not for what was cached: that is asked for anew,
+    /// and this ticket is to be released.
+    pub(super) fn lost(&mut self, id: TransferId, sender: &Arc<Sender>) -> Option<TicketId> {
+        let out = self.open.get_mut(&id)?;
+        let link = out.link.as_ref();
+        if !link.is_some_and(|link| Arc::ptr_eq(&link.sender, sender)) {
+            return None;
+        }
+        out.link = None;
+        match out.stage {
+            Stage::Held(ticket, _) if out.cached => {
+                self.close(id, None);
+                Some(ticket)
+            }
+            Stage::Held(..) | Stage::Computing(_) => None,
         }
     }
 
@@ -428,7 +437,9 @@ impl Engine {
             return Err(refused(Reason::Malformed, "no prompt"));
         };
         let held = self.pool.overlap(chain).blocks;
-        if !self.pins.may_pin(held, 0, &self.pool) {
+        let store = self.store.as_ref();
+        let below = store.map_or(0, |store| store.overlap(&chain[held..]));
+        if !self.pins.may_pin(held + below, 0, &self.pool) {
             return Err(refused(
                 Reason::Busy,
                 "too many blocks wait to be fetched here",
@@ -461,6 +472,12 @@ impl Engine {
         if let Some(ticket) = self.outgoing.received(id) {
             self.pins.release(ticket, &mut self.pool);
             self.parts.metrics.transfers.sent.inc();
+        }
+    }
+
+    pub(super) fn receiver_lost(&mut self, id: TransferId, sender: &Arc<Sender>) {
+        if let Some(ticket) = self.outgoing.lost(id, sender) {
+            self.pins.release(ticket, &mut self.pool);
         }
     }
 

@@ -24,6 +24,8 @@ pub(super) struct Out {
     pub(super) blocks: u32,
     pub(super) receiver: Arc<str>,
     pub(super) stage: Stage,
+    /// It was in the cache, and not prefilled for its receiver.
+    pub(super) cached: bool,
     /// Set by the first receiver that comes.
     pub(super) key: Option<[u8; 16]>,
     pub(super) link: Option<Link>,

@@ -139,8 +139,8 @@ pub(crate) struct Attach {
 pub(crate) struct Fetch {
     pub(crate) salt: Option<String>,
     pub(crate) tokens: Vec<u32>,
-    /// Leading blocks that the receiver has.
-    pub(crate) held: u32,
+    /// Runs of blocks that the receiver lacks: from, up to and without.
+    pub(crate) missing: Vec<(u32, u32)>,
     pub(crate) places: u32,
 }
 

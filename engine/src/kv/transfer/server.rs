@@ -207,7 +207,7 @@ impl Desk {
         let namespace = Namespace::new(&self.model_id, None, salt.as_deref());
         // Whoever has the tokens may have the blocks: hashes alone say nothing about a scope.
         let chain = hash_chain(&namespace, &fetch.tokens);
-        let missing = vec![(fetch.held, u32::try_from(chain.len()).unwrap_or(u32::MAX))];
+        let missing = fetch.missing;
         let scope = Scope { namespace, salt };
         let asked = Asked::Cached {
             scope,

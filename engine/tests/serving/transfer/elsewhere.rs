@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{CHAT, FAILED, Pair, RECEIVED, asked, cached, prompt};
+use super::harm::{Harm, proxy};
+use super::{CHAT, FAILED, HELD, Pair, RECEIVED, Way, asked, cached, prompt};
 use crate::common::{Node, TOKEN, content, until};
 
 fn on_disk(node: &Node) -> f64 {
@@ -49,6 +50,40 @@ fn a_moved_session_fetches_from_the_others_disk() {
     // Pool and host memory hold four of these prompts at most.
     assert!(found > 5, "{found} of 8 prompts were found");
     assert_eq!(pair.decode.metric(FAILED), 0.0);
+    pair.at_rest();
+}
+
+/// A fetch whose connections break is taken up again for what is missing, whatever order blocks came in, and
+/// leaves nothing pinned.
+#[test]
+fn a_broken_fetch_is_taken_up_again_and_leaves_nothing_pinned() {
+    let nodes = [(); 2].map(|()| Node::start_with(&[], Some(TOKEN)));
+    let [old, new] = nodes;
+    let pair = Pair::of(old, new);
+    for (round, at) in [1_000_000, 1_700_000, 2_400_000, 3_100_000]
+        .iter()
+        .enumerate()
+    {
+        let body = asked(prompt(&format!("broken {round}"), 400), json!({}));
+        assert_eq!(pair.prefill.post(CHAT, &body).status, 200);
+        let cut = *at;
+        let harm = move |number| {
+            if number < 2 {
+                Harm::Cut(cut)
+            } else {
+                Harm::None
+            }
+        };
+        let through = proxy(&pair.endpoint(Way::Tcp), harm);
+        let mut moved = body.clone();
+        moved["kv_transfer_params"] = json!({
+            "fetch_from": [through], "remote_engine_id": pair.prefill_id, "on_failure": "error",
+        });
+        let moved = pair.decode.post(CHAT, &moved);
+        assert_eq!(moved.status, 200, "{round}: {}", moved.text());
+        assert!(cached(&moved.json()) > 350, "{}", moved.text());
+    }
+    pair.prefill.wait_for_metric(HELD, |held| held == 0.0);
     pair.at_rest();
 }
 

@@ -13,7 +13,7 @@ const BYTES: &str = "homing:kv_transfer_received_bytes_total";
 
 /// What a proxy does to the bytes of one connection that come from the node behind it.
 #[derive(Clone, Copy, Debug)]
-enum Harm {
+pub(super) enum Harm {
     None,
     /// One bit of the byte at this offset is turned.
     Damage(usize),
@@ -22,7 +22,7 @@ enum Harm {
 }
 
 /// Stands before an endpoint; the `n`th connection is harmed as `harm(n)` says.
-fn proxy(endpoint: &str, harm: impl Fn(usize) -> Harm + Send + 'static) -> String {
+pub(super) fn proxy(endpoint: &str, harm: impl Fn(usize) -> Harm + Send + 'static) -> String {
     let target = endpoint
         .strip_prefix("tcp://")
         .expect("a TCP endpoint")

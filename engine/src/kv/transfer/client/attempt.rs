@@ -208,8 +208,7 @@ impl<'a> Transfer<'a> {
             Wanted::Cached { tokens } => Message::Fetch(message::Fetch {
                 salt,
                 tokens: tokens.clone(),
-                // What came out of order is sent again.
-                held: self.missing.iter().take_while(|missing| !**missing).count() as u32,
+                missing: runs(&self.missing),
                 places,
             }),
         };
