@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use cache_index::block::BlockHash;
 use engine::kv::layout::{BlockLayout, HeadRange, KeyOrder, KvDtype};
+use engine::kv::store::form::Form;
 use engine::kv::store::shared::Seal;
 use engine::kv::store::shared::mooncake::{Mooncake, MooncakeConfig};
 use engine::kv::store::shared::objects::{Got, Objects, Put};
@@ -70,7 +71,7 @@ fn seal(body_bytes: usize) -> Seal {
     let run = *uuid::Uuid::new_v4().as_bytes();
     let mut key = [0; 32];
     key[..16].copy_from_slice(&run);
-    Seal::new(key, &layout, body_bytes, [0; 32])
+    Seal::new(key, &layout, (Form::Exact, body_bytes), [0; 32])
 }
 
 impl Bench {

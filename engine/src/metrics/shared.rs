@@ -15,7 +15,8 @@ pub struct SharedMetrics {
     no_room: IntCounter,
     dropped: IntCounter,
     missed: IntCounter,
-    damaged: IntCounter,
+    /// Objects that were not the blocks that they should be.
+    pub damaged: IntCounter,
     failed: IntCounter,
     put_bytes: IntCounter,
     put_seconds: Counter,

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::stepper::{Stepper, Told};
-use super::tiers::{cached, settle};
+use super::tiers::{cached, layout, settle};
 use super::*;
-use crate::kv::layout::{BlockLayout, HeadRange, KeyOrder, KvDtype};
 use crate::kv::store::Tier;
+use crate::kv::store::form::Form;
 use crate::kv::store::shared::objects::{Away, Got, Objects, Put};
 use crate::kv::store::shared::{Seal, SharedTier};
 
@@ -63,16 +63,7 @@ impl Objects for Memory {
 
 /// A tier for blocks of scripted tokens, once its store is reached.
 pub(super) fn tier(memory: &Memory) -> SharedTier {
-    let layout = BlockLayout {
-        dtype: KvDtype::F32,
-        key_order: KeyOrder::Pairs,
-        block_tokens: BLOCK_TOKENS,
-        layers: 1,
-        kv_heads: 1,
-        heads: HeadRange { first: 0, count: 1 },
-        head_dim: 2,
-    };
-    let seal = Seal::new([1; 32], &layout, 4 * BLOCK_TOKENS, [0; 32]);
+    let seal = Seal::new([1; 32], &layout(), (Form::Exact, 4 * BLOCK_TOKENS), [0; 32]);
     let tier = SharedTier::start(seal, |_, _| Ok(Box::new(memory.clone())));
     let tier = tier.expect("a thread");
     while !tier.is_up() {

@@ -90,9 +90,9 @@ fn a_pool_with_a_tier_serves_as_much_as_one_pool_of_both() {
     assert!(none * 2 < most, "the pool alone is too small: {none}");
 }
 
-/// A disk tier for blocks of scripted tokens.
-pub(super) fn disk(dir: &Path, slots: usize) -> Disk {
-    let layout = BlockLayout {
+/// Names scripted blocks; their bytes are tokens and no values.
+pub(super) fn layout() -> BlockLayout {
+    BlockLayout {
         dtype: KvDtype::F32,
         key_order: KeyOrder::Pairs,
         block_tokens: BLOCK_TOKENS,
@@ -100,7 +100,12 @@ pub(super) fn disk(dir: &Path, slots: usize) -> Disk {
         kv_heads: 1,
         heads: HeadRange { first: 0, count: 1 },
         head_dim: 2,
-    };
+    }
+}
+
+/// A disk tier for blocks of scripted tokens.
+pub(super) fn disk(dir: &Path, slots: usize) -> Disk {
+    let layout = layout();
     let bytes = 4096 + slots * (4096 + 512);
     let identity = Identity::new(&layout, [0; 32]);
     Disk::open(dir, bytes as u64, identity, 4 * BLOCK_TOKENS).expect("a folder of ours")

@@ -96,9 +96,41 @@ impl Form {
             let scale = value_at(dtype, scale);
             for (step, to) in steps.iter().zip(to.chunks_exact_mut(dtype.bytes())) {
                 let value = f32::from(i8::from_le_bytes([*step])) * scale;
-                write_value(dtype, value, to);
+                // The largest values round up to what their format cannot hold.
+                let most = largest(dtype);
+                write_value(dtype, value.clamp(-most, most), to);
             }
         }
+    }
+
+    /// Whether what is kept gives finite values alone, whoever wrote it: attention can mask no others.
+    pub fn is_finite(self, dtype: KvDtype, kept: &[u8]) -> bool {
+        // Values, or the scales that lie between them.
+        let apart = match self {
+            Self::Exact => dtype.bytes(),
+            Self::Int8 => GROUP + dtype.bytes(),
+        };
+        // Without a way out in the middle, so that many are looked at at once.
+        kept.chunks_exact(apart)
+            .fold(true, |finite, value| finite & has_finite_bits(dtype, value))
+    }
+}
+
+/// Neither infinite nor not a number: the bits of the exponent are not all set.
+fn has_finite_bits(dtype: KvDtype, from: &[u8]) -> bool {
+    match dtype {
+        KvDtype::F16 => u16::from_le_bytes([from[0], from[1]]) & 0x7c00 != 0x7c00,
+        KvDtype::F32 => {
+            let bits = u32::from_le_bytes([from[0], from[1], from[2], from[3]]);
+            bits & 0x7f80_0000 != 0x7f80_0000
+        }
+    }
+}
+
+fn largest(dtype: KvDtype) -> f32 {
+    match dtype {
+        KvDtype::F16 => half::f16::MAX.to_f32(),
+        KvDtype::F32 => f32::MAX,
     }
 }
 
@@ -156,10 +188,10 @@ mod tests {
             };
             // Groups of very different sizes, with zeros, and as large as half precision goes.
             let sizes = [0.0, 1e-6, 0.01, 1.0, 300.0, 65_000.0];
-            let values: Vec<f32> = sizes
+            let values = sizes
                 .iter()
-                .flat_map(|size| [(); GROUP].map(|()| size * random()))
-                .collect();
+                .flat_map(|size| [(); GROUP].map(|()| size * random()));
+            let values: Vec<f32> = values.chain([largest(dtype); GROUP]).collect();
             let exact = body(dtype, &values);
             let mut kept = vec![0; Form::Int8.kept_bytes(dtype, exact.len())];
             Form::Int8.keep(dtype, &exact, &mut kept);
@@ -183,6 +215,28 @@ mod tests {
                         back.is_finite() && (exact - back).abs() <= near,
                         "{exact} {back}"
                     );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_gives_values_that_are_not_finite() {
+        for dtype in [KvDtype::F16, KvDtype::F32] {
+            for form in [Form::Exact, Form::Int8] {
+                let mut kept = vec![0; form.kept_bytes(dtype, 4 * GROUP * dtype.bytes())];
+                form.keep(dtype, &body(dtype, &[-3.0; 4 * GROUP]), &mut kept);
+                assert!(form.is_finite(dtype, &kept), "{form:?} of {dtype:?}");
+                for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    let mut kept = kept.clone();
+                    let second = kept.len() / 4;
+                    write_value(dtype, wrong, &mut kept[second..][..dtype.bytes()]);
+                    assert!(!form.is_finite(dtype, &kept), "{form:?} of {dtype:?}");
+                }
+                // Any steps do: it is the scale that counts.
+                if form == Form::Int8 {
+                    kept[dtype.bytes()..][..GROUP].fill(0xff);
+                    assert!(form.is_finite(dtype, &kept), "{dtype:?}");
                 }
             }
         }

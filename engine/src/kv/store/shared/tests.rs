@@ -12,6 +12,7 @@ use super::*;
 use crate::kv::layout::{BlockLayout, HeadRange, KeyOrder, KvDtype};
 use crate::kv::pool::Stored;
 use crate::kv::prefix::{Content, LastUse};
+use crate::kv::store::form::Form;
 
 #[path = "../../../../tests/mooncake_twin/mod.rs"]
 mod twin;
@@ -91,7 +92,12 @@ fn seal(token: u8) -> Seal {
         heads: HeadRange { first: 0, count: 1 },
         head_dim: 64,
     };
-    Seal::new([token; 32], &layout, layout.body_bytes(), [3; 32])
+    Seal::new(
+        [token; 32],
+        &layout,
+        (Form::Exact, layout.body_bytes()),
+        [3; 32],
+    )
 }
 
 fn body(number: u32) -> Vec<u8> {

@@ -15,6 +15,7 @@ use std::ops::Range;
 use cache_index::block::BlockHash;
 
 use crate::kv::layout::{self, BlockLayout, KvDtype};
+use crate::kv::store::form::Form;
 
 /// Bytes before the body.
 const HEADER_BYTES: usize = 16;
@@ -33,6 +34,7 @@ pub struct Seal {
     key: [u8; 32],
     prefix: String,
     dtype: KvDtype,
+    form: Form,
     body_bytes: usize,
 }
 
@@ -46,26 +48,32 @@ impl std::fmt::Debug for Seal {
 }
 
 impl Seal {
-    /// For bodies of `body_bytes` of a model, known by its fingerprint, in a pool of this layout. `key` is
-    /// what holders of the node token share.
-    pub fn new(key: [u8; 32], layout: &BlockLayout, body_bytes: usize, model: [u8; 32]) -> Self {
+    /// For bodies of `body_bytes` in this form, of a model, known by its fingerprint, in a pool of this
+    /// layout. `key` is what holders of the node token share.
+    pub fn new(
+        key: [u8; 32],
+        layout: &BlockLayout,
+        (form, body_bytes): (Form, usize),
+        model: [u8; 32],
+    ) -> Self {
         let mut hasher = blake3::Hasher::new_keyed(&key);
         hasher.update(b"prefix");
         hasher.update(&model);
         // Every field of a layout decides whether its bytes can be read.
         hasher.update(format!("{layout:?} {} {VERSION}", layout::VERSION).as_bytes());
-        let prefix = hex(&hasher.finalize().as_bytes()[..PREFIX_BYTES]);
+        let prefix = &hasher.finalize().to_hex()[..2 * PREFIX_BYTES];
         Self {
             key,
             prefix: format!("homing-{prefix}-"),
             dtype: layout.dtype,
+            form,
             body_bytes,
         }
     }
 
     /// The key of a block's object: printable, without slashes.
     pub fn key_of(&self, hash: BlockHash) -> String {
-        format!("{}{}", self.prefix, hex(&hash.0))
+        format!("{}{hash}", self.prefix)
     }
 
     /// Bytes of a block's body.
@@ -108,7 +116,9 @@ impl Seal {
         // `blake3::Hash` compares in constant time.
         let whole = object.len() == self.object_bytes()
             && self.mac(key, &object[..end]) == blake3::Hash::from_bytes(*mac);
-        whole && object[..4] == *MAGIC && is_finite(self.dtype, &object[self.body_range()])
+        whole
+            && object[..4] == *MAGIC
+            && self.form.is_finite(self.dtype, &object[self.body_range()])
     }
 
     fn mac(&self, key: &str, covered: &[u8]) -> blake3::Hash {
@@ -118,24 +128,6 @@ impl Seal {
         hasher.update(key.as_bytes());
         hasher.update(covered);
         hasher.finalize()
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Neither infinite nor not a number: the bits of the exponent are not all set.
-fn is_finite(dtype: KvDtype, body: &[u8]) -> bool {
-    // Without a way out in the middle, so that many are looked at at once.
-    match dtype {
-        KvDtype::F16 => body.chunks_exact(2).fold(true, |finite, value| {
-            finite & (u16::from_le_bytes([value[0], value[1]]) & 0x7c00 != 0x7c00)
-        }),
-        KvDtype::F32 => body.chunks_exact(4).fold(true, |finite, value| {
-            let bits = u32::from_le_bytes([value[0], value[1], value[2], value[3]]);
-            finite & (bits & 0x7f80_0000 != 0x7f80_0000)
-        }),
     }
 }
 
@@ -160,7 +152,8 @@ mod tests {
 
     fn seal(token: u8, model: u8, dtype: KvDtype) -> Seal {
         let layout = layout(dtype);
-        Seal::new([token; 32], &layout, layout.body_bytes(), [model; 32])
+        let kept = (Form::Exact, layout.body_bytes());
+        Seal::new([token; 32], &layout, kept, [model; 32])
     }
 
     fn object(seal: &Seal, key: &str, fill: u8) -> Vec<u8> {
