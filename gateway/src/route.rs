@@ -11,7 +11,7 @@ use cache_index::tiers::Tiers;
 use policies::pick::{Decision, NoNode, Params, decide};
 use policies::view::{NodeView, RequestView, Splits};
 
-use crate::fleet::{Fleet, Giver, Givers, Node};
+use crate::fleet::{Fleet, Giver, Node};
 use crate::prompt::Planned;
 use crate::session::{Bindings, Known, SessionId};
 use dialects::error::{ApiError, ErrorKind};
@@ -69,7 +69,6 @@ pub(crate) fn choose_among(
         let found = known.iter().find(|(id, _)| *id == node.id);
         found.map_or(Tiers::default(), |(_, held)| held.at_most(creditable))
     };
-    let givers = givers(&nodes, question, held_by);
     let named = |id: &NodeId| nodes.iter().find(|node| node.id == *id).cloned();
     let mut views: Vec<NodeView> = nodes
         .iter()
@@ -90,13 +89,22 @@ pub(crate) fn choose_among(
         excluded: question.excluded.to_vec(),
         splits: question.splits,
     };
-    let offer = |id: &NodeId| {
-        let node = named(id)?;
-        let giver = givers.offer(&node, held_by(&node))?.clone();
-        Some((giver, node))
+    // Whoever holds enough more than the chosen node, most first.
+    let offer = |to: &NodeId| {
+        let to = named(to).filter(|_| question.splits == Splits::Yes)?;
+        let least = to.worth_fetching(held_by(&to))?;
+        let mut holders: Vec<_> = known
+            .iter()
+            .map(|(id, held)| (held.at_most(creditable).disk, id))
+            .filter(|(blocks, id)| *blocks >= least && !question.excluded.contains(id))
+            .collect();
+        holders.sort_by_key(|(blocks, _)| std::cmp::Reverse(*blocks));
+        let mut givers = holders.into_iter();
+        let giver = givers.find_map(|(blocks, id)| Giver::of(&named(id)?, blocks))?;
+        Some((giver, to))
     };
     let decided = decide_and_fetch(&request, &mut views, params, offer);
-    let decision = decided.map_err(|none| {
+    let (decision, giver) = decided.map_err(|none| {
         if let Some(most) = none.context_max() {
             return context_length(question.prompt.tokens, 1, most);
         }
@@ -109,8 +117,8 @@ pub(crate) fn choose_among(
     let prefill = decision.pair().and_then(|pair| named(&pair.prefill));
     match named(&decision.node) {
         Some(node) => Ok(Chosen {
-            giver: giver_of(&givers, &node, held_by(&node), &decision),
             node,
+            giver,
             prefill,
             decision: Arc::new(decision),
         }),
@@ -128,42 +136,22 @@ fn decide_and_fetch(
     views: &mut [NodeView],
     params: &Params,
     offer: impl Fn(&NodeId) -> Option<(Giver, Arc<Node>)>,
-) -> Result<Decision, NoNode> {
+) -> Result<(Decision, Option<Giver>), NoNode> {
     let decision = decide(request, views, params)?;
     let alone = decision.pair().is_none();
     let offered = alone.then(|| offer(&decision.node)).flatten();
     let view = views.iter_mut().find(|view| view.id == decision.node);
     let (Some((giver, node)), Some(view)) = (offered, view) else {
-        return Ok(decision);
+        return Ok((decision, None));
     };
     giver.show(view, &node);
-    decide(request, views, params)
-}
-
-/// Who could give others what it holds of the prompt.
-fn givers(
-    nodes: &[Arc<Node>],
-    question: &Question<'_>,
-    held_by: impl Fn(&Node) -> Tiers,
-) -> Givers {
-    let mut givers = Givers::default();
-    if question.splits == Splits::No {
-        return givers;
-    }
-    let serves = |node: &Node| node.model().is_some_and(|model| *model == *question.model);
-    for node in nodes {
-        if !question.excluded.contains(&node.id) && serves(node) {
-            givers.consider(node, held_by(node));
-        }
-    }
-    givers
-}
-
-/// The one that the chosen node is to fetch from, if the decision counts on it.
-fn giver_of(givers: &Givers, node: &Node, own: Tiers, decision: &Decision) -> Option<Giver> {
-    let giver = givers.offer(node, own)?;
-    let needed = decision.pair().is_none() && giver.is_needed(decision.expected_cached_tokens, own);
-    needed.then(|| giver.clone())
+    let fetching = decide(request, views, params)?;
+    let pays = fetching.node == decision.node
+        && fetching.expected_cached_tokens > decision.expected_cached_tokens;
+    Ok(match pays {
+        true => (fetching, Some(giver)),
+        false => (decision, None),
+    })
 }
 
 /// The prompt's length as the policy sees it. An estimate is cut to what fits the largest node: it

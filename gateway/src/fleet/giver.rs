@@ -25,45 +25,11 @@ const PATIENCE: f64 = 10.0;
 const PATIENCE_MS: (f64, f64) = (1_000.0, 10_000.0);
 
 /// A node that holds the beginning of a prompt, and would give it.
-#[derive(Clone)]
 pub(crate) struct Giver {
-    pub(crate) node: Arc<Node>,
+    node: Arc<Node>,
     kv: Arc<KvInfo>,
     /// Leading blocks of 16 tokens.
     blocks: usize,
-}
-
-/// The two that hold most: a node needs none for what it holds itself.
-#[derive(Default)]
-pub(crate) struct Givers {
-    most: Vec<Giver>,
-}
-
-impl Givers {
-    /// Takes note of a node that holds these blocks of the prompt.
-    pub(crate) fn consider(&mut self, node: &Arc<Node>, held: Tiers) {
-        // Its drive is read for others as well, later than its memory.
-        let blocks = held.disk;
-        if blocks < BLOCKS_MIN || !node.is_ours_to_ask() || !gives(&node.state()) {
-            return;
-        }
-        let Some(kv) = node.facts().kv.clone() else {
-            return;
-        };
-        let node = Arc::clone(node);
-        self.most.push(Giver { node, kv, blocks });
-        self.most
-            .sort_by_key(|giver| std::cmp::Reverse(giver.blocks));
-        self.most.truncate(2);
-    }
-
-    /// Who holds enough more than this node itself, which could fetch it.
-    pub(crate) fn offer(&self, to: &Node, held: Tiers) -> Option<&Giver> {
-        let receives = to.duty.role == Role::Mixed && to.facts().kv.is_some();
-        let other = self.most.iter().find(|giver| giver.node.id != to.id)?;
-        let own = held.disk.max(held.shared);
-        (receives && to.is_ours_to_ask() && other.blocks >= own + BLOCKS_MIN).then_some(other)
-    }
 }
 
 /// One that drains gives what it holds to those that take its sessions over.
@@ -75,6 +41,14 @@ fn gives(state: &NodeState) -> bool {
 }
 
 impl Giver {
+    /// A node that holds so many leading blocks of the prompt, if it would give them.
+    pub(crate) fn of(node: &Arc<Node>, blocks: usize) -> Option<Self> {
+        let would = node.is_ours_to_ask() && gives(&node.state());
+        let kv = node.facts().kv.clone().filter(|_| would)?;
+        let node = Arc::clone(node);
+        Some(Self { node, kv, blocks })
+    }
+
     /// Lets a decision know of it: a tier behind the node's own.
     pub(crate) fn show(&self, view: &mut NodeView, to: &Node) {
         let more = self.blocks.saturating_sub(view.overlap_blocks);
@@ -94,12 +68,6 @@ impl Giver {
         Some(format!(r#","kv_transfer_params":{params}"#))
     }
 
-    /// Whether a decision for this node counts on more than the node's own tiers have.
-    pub(crate) fn is_needed(&self, expected_cached_tokens: u64, own: Tiers) -> bool {
-        let own = own.disk.max(own.shared) as u64 * cache_index::block::BLOCK_TOKENS as u64;
-        expected_cached_tokens > own
-    }
-
     /// Its name.
     pub(crate) fn id(&self) -> &NodeId {
         &self.node.id
@@ -107,6 +75,13 @@ impl Giver {
 }
 
 impl Node {
+    /// How many blocks of a prompt another node must hold for this one, which holds these, to fetch them;
+    /// none if it does not fetch.
+    pub(crate) fn worth_fetching(&self, own: Tiers) -> Option<usize> {
+        let fetches = self.duty.role == Role::Mixed && self.is_ours_to_ask();
+        fetches.then(|| own.disk.max(own.shared) + BLOCKS_MIN)
+    }
+
     /// Whether it is our engine with a node token: only that one gives blocks out as we ask.
     pub(super) fn is_ours_to_ask(&self) -> bool {
         self.duty.connector == ConnectorKind::Homing && self.facts().token_ids

@@ -33,7 +33,7 @@ mod replay;
 mod tiers;
 
 use self::knowledge::Knowledge;
-pub(crate) use giver::{Giver, Givers};
+pub(crate) use giver::Giver;
 pub use load::{Dispatch, InFlight, Part};
 pub use node::{Facts, Node};
 pub use partner::KvInfo;
