@@ -4,8 +4,8 @@
 //! file sees an unchecked value.
 
 mod error;
-mod form;
 mod shared;
+mod tiers;
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -24,8 +24,8 @@ use crate::scheduler::pace::Beside;
 use crate::server::auth::NodeToken;
 use crate::server::role::Role;
 pub use error::ConfigError;
-use form::TierFormArgs;
 use shared::SharedArgs;
+use tiers::TierArgs;
 
 /// Where the node token is read from when no file is named.
 pub(crate) const TOKEN_ENV: &str = "HOMING_NODE_TOKEN";
@@ -90,19 +90,8 @@ struct ServeArgs {
     /// Memory of the KV pool: bytes, or with KiB, MiB, GiB.
     #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
     kv_memory: u64,
-    /// Memory for KV blocks that the pool has no room for: they are copied back instead of computed
-    /// again. 0 for none; see docs/kv-tiers.md.
-    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
-    kv_host_memory: u64,
-    /// Folder for KV blocks that host memory has no room for; it survives the node. Each node needs
-    /// one of its own. Needs --kv-host-memory: blocks pass through it.
-    #[arg(long, value_name = "DIR")]
-    kv_disk: Option<PathBuf>,
-    /// What that folder may take.
-    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = parse_size)]
-    kv_disk_size: u64,
     #[command(flatten)]
-    tier_form: TierFormArgs,
+    tiers: TierArgs,
     #[command(flatten)]
     shared: SharedArgs,
     /// Publish KV events at this ZMQ endpoint, e.g. tcp://127.0.0.1:5557; port 0 takes a free one.
@@ -121,8 +110,8 @@ struct ServeArgs {
     #[arg(long, value_enum, default_value_t = Role::Mixed)]
     role: Role,
     /// Give KV blocks out to other nodes at this address; port 0 takes a free one. Nodes on this host use a
-    /// socket of their own. Only where there is a node token, from which the keys of what travels are made: loopback, or a
-    /// private network.
+    /// socket of their own. Only where there is a node token, from which the keys of what travels are
+    /// made: loopback, or a private network.
     #[arg(long, value_name = "ENDPOINT", default_value = "tcp://127.0.0.1:0", value_parser = parse_endpoint)]
     kv_listen: String,
     /// Id of the model in the API; the file's name without .gguf if not given.
@@ -333,10 +322,12 @@ impl ServeArgs {
             listen,
             threads: in_range("threads", args.threads.unwrap_or(cores), 1024)?,
             kv_memory_bytes: args.kv_memory,
-            kv_host_bytes: args.kv_host_memory,
-            kv_disk: disk(args.kv_disk, args.kv_disk_size, args.kv_host_memory)?,
-            kv_shared: args.shared.config(args.kv_host_memory, token.as_ref())?,
-            kv_tier_form: args.tier_form.form(),
+            kv_host_bytes: args.tiers.kv_host_memory,
+            kv_shared: args
+                .shared
+                .config(args.tiers.kv_host_memory, token.as_ref())?,
+            kv_tier_form: args.tiers.form(),
+            kv_disk: args.tiers.disk()?,
             events: args.events,
             replay: args.replay,
             replay_batches: in_range("replay-batches", args.replay_batches, 10_000_000)?,
@@ -377,18 +368,6 @@ fn kv_listen(endpoint: &str) -> Result<SocketAddr, ConfigError> {
         found: endpoint.to_owned(),
         allowed: "an address and port, such as tcp://10.0.0.5:8100".to_owned(),
     })
-}
-
-fn disk(dir: Option<PathBuf>, bytes: u64, host: u64) -> Result<Option<DiskConfig>, ConfigError> {
-    let Some(dir) = dir else { return Ok(None) };
-    if host == 0 {
-        return Err(ConfigError::Value {
-            flag: "kv-host-memory",
-            found: "0".to_owned(),
-            allowed: "above 0 beside --kv-disk: blocks pass through host memory".to_owned(),
-        });
-    }
-    Ok(Some(DiskConfig { dir, bytes }))
 }
 
 fn model_id(args: &ServeArgs) -> Result<String, ConfigError> {

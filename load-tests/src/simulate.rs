@@ -156,8 +156,8 @@ pub fn run(args: &Args, mut progress: impl FnMut(&Report)) -> Result<Vec<Report>
     check(args)?;
     let mut reports = Vec::new();
     for (name, trace, mut scenario) in scenarios(args)? {
-        scenario.fleet.host = tier(args.host_capacity, args.host_gb_per_s);
-        scenario.fleet.store = tier(args.store_capacity, args.store_gb_per_s);
+        scenario.fleet.host = TierParams::of(args.host_capacity, args.host_gb_per_s);
+        scenario.fleet.store = TierParams::of(args.store_capacity, args.store_gb_per_s);
         set_roles(&mut scenario, args)?;
         if !has_requests(&trace, &scenario) {
             return Err(flag("--slice", "holds no request of this trace"));
@@ -226,10 +226,6 @@ fn set_roles(scenario: &mut Scenario, args: &Args) -> Result<(), LoadError> {
 }
 
 /// A tier of this size; none of size 0.
-fn tier(blocks: usize, gb_per_s: f64) -> Option<TierParams> {
-    (blocks > 0).then_some(TierParams { blocks, gb_per_s })
-}
-
 fn flag(flag: &'static str, reason: impl Into<String>) -> LoadError {
     LoadError::Flag {
         flag,

@@ -28,6 +28,7 @@ use crate::engine::{self, Handle, Parts, Show};
 use crate::events::EventLog;
 use crate::kv::layout::BlockLayout;
 use crate::kv::store::disk::{Disk, Identity};
+use crate::kv::store::form::Form;
 use crate::kv::store::shared::mooncake::Mooncake;
 use crate::kv::store::shared::{Seal, SharedTier};
 use crate::metrics::Metrics;
@@ -210,7 +211,8 @@ fn parts(
         }
         None => None,
     };
-    let shared = shared(config, &layout, (fingerprint, kept_bytes)).map_err(ServeError::Shared)?;
+    let shared =
+        shared(config, &layout, (fingerprint, (form, kept_bytes))).map_err(ServeError::Shared)?;
     let (vocab, layers) = (model.shape().vocab, model.shape().layers);
     Ok(Parts {
         device: Box::new(RankGroup::alone(model).keeping(form)),
@@ -242,12 +244,12 @@ fn parts(
 fn shared(
     config: &Config,
     layout: &BlockLayout,
-    (fingerprint, kept_bytes): ([u8; 32], usize),
+    (fingerprint, kept): ([u8; 32], (Form, usize)),
 ) -> std::io::Result<Option<SharedTier>> {
     let Some((store, token)) = config.kv_shared.as_ref().zip(config.token.as_ref()) else {
         return Ok(None);
     };
-    let seal = Seal::new(token.store_key(), layout, kept_bytes, fingerprint);
+    let seal = Seal::new(token.store_key(), layout, kept, fingerprint);
     let shared = SharedTier::start(seal, |object_bytes, ends| {
         let store = Mooncake::new(store.clone(), object_bytes, ends)?;
         Ok(Box::new(store))

@@ -91,17 +91,13 @@ impl Below {
 
     /// Host memory, if there is any.
     pub(super) fn host(&self) -> Option<TierParams> {
-        tier(self.host_capacity, self.host_gb_per_s)
+        TierParams::of(self.host_capacity, self.host_gb_per_s)
     }
 
     /// The store, if there is one.
     pub(super) fn store(&self) -> Option<TierParams> {
-        tier(self.store_capacity, self.store_gb_per_s)
+        TierParams::of(self.store_capacity, self.store_gb_per_s)
     }
-}
-
-fn tier(blocks: usize, gb_per_s: f64) -> Option<TierParams> {
-    (blocks > 0).then_some(TierParams { blocks, gb_per_s })
 }
 
 /// Refuses what is no positive number.

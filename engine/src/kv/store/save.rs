@@ -32,10 +32,7 @@ impl Store {
         };
         let arena = &self.arena;
         for (place, kept) in missing.iter().rev() {
-            let written = disk.write(kept, |to| match *place {
-                Place::Host(slot) => to.copy_from_slice(slot_of(arena, self.block_bytes, slot)),
-                Place::Device(block) => blocks.keep_block(block, to),
-            });
+            let written = disk.write(kept, |to| place.copy(arena, blocks, to));
             if !written {
                 break;
             }
@@ -60,10 +57,7 @@ impl Store {
         };
         let arena = &self.arena;
         for (place, kept) in missing.iter().rev() {
-            let put = shared.put(kept, |to| match *place {
-                Place::Host(slot) => to.copy_from_slice(slot_of(arena, self.block_bytes, slot)),
-                Place::Device(block) => blocks.keep_block(block, to),
-            });
+            let put = shared.put(kept, |to| place.copy(arena, blocks, to));
             if !put {
                 break;
             }
@@ -76,6 +70,16 @@ impl Store {
 enum Place {
     Host(Slot),
     Device(BlockId),
+}
+
+impl Place {
+    /// Copies them out; those of host memory are in slots of as many bytes as there is room for.
+    fn copy(self, arena: &[u8], blocks: &mut dyn Blocks, to: &mut [u8]) {
+        match self {
+            Self::Host(slot) => to.copy_from_slice(slot_of(arena, to.len(), slot)),
+            Self::Device(block) => blocks.keep_block(block, to),
+        }
+    }
 }
 
 /// A block of host memory, and before it what of its chain is not there, the last first; none if some of

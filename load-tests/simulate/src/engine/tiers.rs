@@ -36,6 +36,11 @@ pub struct TierParams {
 }
 
 impl TierParams {
+    /// A tier, unless it has no blocks.
+    pub fn of(blocks: usize, gb_per_s: f64) -> Option<Self> {
+        (blocks > 0).then_some(Self { blocks, gb_per_s })
+    }
+
     /// How long a block takes to the pool, ms.
     pub fn block_ms(&self, params: &Params) -> f64 {
         let bytes = f64::from(params.block_tokens) * params.kv_bytes_per_token;
