@@ -75,6 +75,8 @@ pub struct TransferMetrics {
     /// Bytes of blocks that came.
     pub bytes_received: IntCounter,
     bytes_sent: IntCounterVec,
+    /// Those of them that were sent while a pass was computing.
+    pub bytes_streamed: IntCounter,
 }
 
 impl TransferMetrics {
@@ -260,6 +262,10 @@ impl Builder<'_> {
                 "Bytes of KV blocks received from other nodes.",
             ),
             bytes_sent,
+            bytes_streamed: self.counter(
+                "homing:kv_transfer_streamed_bytes_total",
+                "Of the bytes sent, those sent while a step was computing.",
+            ),
         }
     }
 

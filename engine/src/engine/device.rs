@@ -3,20 +3,66 @@
 //! Outside of tests the ranks of a model. A closure will do where nothing but passes is asked for:
 //! its blocks cannot be copied, so they stay in the pool.
 
+use std::ops::Range;
+
 use crate::kv::store::Blocks;
 use crate::kv::store::form::Form;
-use crate::model::{BlockId, ForwardError, Pass, PassOutput};
+use crate::model::{BlockId, ForwardError, Pass, PassOutput, Watch};
 use crate::parallel::RankGroup;
 
 /// What a step loop computes on.
 pub trait Device: Blocks + Send {
     /// Runs a pass.
     fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError>;
+
+    /// The same, and tells of each layer as it is computed, if it can tell.
+    fn run_watched(
+        &mut self,
+        pass: &Pass<'_>,
+        output: &mut PassOutput,
+        _watch: &mut Watch<'_>,
+    ) -> Result<(), ForwardError> {
+        self.run(pass, output)
+    }
+
+    /// Copies some layers of a full block out. Of one that does not tell of layers only all are asked for.
+    fn read_layers(&mut self, block: BlockId, layers: Range<usize>, to: &mut [u8]);
+
+    /// Copies some layers of a block in that came from elsewhere. False, and zeros, if they have values
+    /// that attention could not mask.
+    fn take_layers(&mut self, block: BlockId, layers: Range<usize>, from: &[u8]) -> bool;
 }
 
 impl Device for RankGroup {
     fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError> {
         Self::run(self, pass, output)
+    }
+
+    fn run_watched(
+        &mut self,
+        pass: &Pass<'_>,
+        output: &mut PassOutput,
+        watch: &mut Watch<'_>,
+    ) -> Result<(), ForwardError> {
+        Self::run_watched(self, pass, output, watch)
+    }
+
+    fn read_layers(&mut self, block: BlockId, layers: Range<usize>, to: &mut [u8]) {
+        if to.len() == self.block_bytes() {
+            return self.read_block(block, to);
+        }
+        self.first().read_layers(block, layers, to);
+    }
+
+    fn take_layers(&mut self, block: BlockId, layers: Range<usize>, mut from: &[u8]) -> bool {
+        let mut finite = true;
+        for rank in self.ranks() {
+            let bytes = layers.len() * rank.block_layout().payload_bytes();
+            let (own, rest) = from.split_at(bytes);
+            finite &= rank.take_layers(block, layers.clone(), own);
+            from = rest;
+        }
+        finite
     }
 }
 
@@ -70,16 +116,6 @@ impl Blocks for RankGroup {
         self.write_block(block, &body);
         self.give_body(body);
     }
-
-    fn take_block(&mut self, block: BlockId, mut from: &[u8]) -> bool {
-        let mut finite = true;
-        for rank in self.ranks() {
-            let (own, rest) = from.split_at(rank.block_layout().body_bytes());
-            finite &= rank.take_block(block, own);
-            from = rest;
-        }
-        finite
-    }
 }
 
 impl<F> Device for F
@@ -88,6 +124,12 @@ where
 {
     fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError> {
         self(pass, output)
+    }
+
+    fn read_layers(&mut self, _block: BlockId, _layers: Range<usize>, _to: &mut [u8]) {}
+
+    fn take_layers(&mut self, _block: BlockId, _layers: Range<usize>, _from: &[u8]) -> bool {
+        false
     }
 }
 
@@ -102,8 +144,4 @@ where
     fn read_block(&mut self, _block: BlockId, _to: &mut [u8]) {}
 
     fn write_block(&mut self, _block: BlockId, _from: &[u8]) {}
-
-    fn take_block(&mut self, _block: BlockId, _from: &[u8]) -> bool {
-        false
-    }
 }

@@ -24,6 +24,7 @@ use super::{Ending, Engine};
 use crate::error::{ApiError, Kind};
 use crate::kv::table::BlockTable;
 use crate::kv::transfer::client::{Control, Order, Wanted};
+use crate::kv::transfer::part::{Layers, Part};
 use crate::kv::transfer::{End, First, Payload, Reason, TransferError};
 use crate::sample::Picked;
 use crate::scheduler::join::may_join;
@@ -45,15 +46,15 @@ pub struct Inbound {
 
 #[derive(Debug)]
 enum What {
-    Block(u32, Box<dyn Payload>),
+    Part(Part, Box<dyn Payload>),
     Alive,
     Ended(Result<End, TransferError>),
 }
 
 impl Inbound {
-    /// One of its blocks.
-    pub fn block(number: u64, block: u32, payload: Box<dyn Payload>) -> Self {
-        let what = What::Block(block, payload);
+    /// A part of its blocks.
+    pub fn part(number: u64, part: Part, payload: Box<dyn Payload>) -> Self {
+        let what = What::Part(part, payload);
         Self { number, what }
     }
 
@@ -74,22 +75,24 @@ impl Engine {
     /// The queue of what came.
     pub(super) fn take_inbound(&mut self, now: Instant) {
         let decoding = self.running.iter().any(|s| s.progress().decodes());
-        let mut left = if decoding {
+        let blocks = if decoding {
             COPIED_MAX_DECODING
         } else {
             COPIED_MAX
         };
+        let mut layers_left = blocks * self.parts.layers;
         while let Some(inbound) = self.inbound.pop_front() {
             let waits = |s: &Sequence| s.arrival == inbound.number && s.waits_for_node();
             let Some(index) = self.waiting.iter().position(waits) else {
                 continue;
             };
             match inbound.what {
-                What::Block(block, payload) => {
-                    if let Err(error) = self.take_block(index, block, payload.bytes(), now) {
+                What::Part(part, payload) => {
+                    if let Err(error) = self.take_part(index, &part, payload.bytes(), now) {
                         self.transfer_failed(index, &error);
                     }
-                    left -= 1;
+                    let layers = part.numbers().len() * part.layer_range().len();
+                    layers_left = layers_left.saturating_sub(layers);
                 }
                 What::Alive => {
                     if let Coming::Blocks(receiving) = &mut self.waiting[index].coming {
@@ -99,7 +102,7 @@ impl Engine {
                 What::Ended(Ok(end)) => self.transfer_ended(index, end),
                 What::Ended(Err(error)) => self.transfer_failed(index, &error),
             }
-            if left == 0 {
+            if layers_left == 0 {
                 break;
             }
         }
@@ -166,7 +169,7 @@ impl Engine {
         self.parts.metrics.transfers.asked.inc();
         sequence.coming = Coming::Blocks(Box::new(Receiving {
             table,
-            here: (0..blocks).map(|block| block < held).collect(),
+            here: (0..blocks).map(|block| there_if(block < held)).collect(),
             control,
             timeout: take_over.timeout,
             deadline: Instant::now() + take_over.timeout,
@@ -174,25 +177,29 @@ impl Engine {
         Ok(())
     }
 
-    /// Copies a block in, and publishes what is whole.
-    fn take_block(
+    /// Copies a part in, and publishes the blocks that are whole.
+    fn take_part(
         &mut self,
         index: usize,
-        number: u32,
+        part: &Part,
         bytes: &[u8],
         now: Instant,
     ) -> Result<(), TransferError> {
-        let number = number as usize;
         let Coming::Blocks(receiving) = &mut self.waiting[index].coming else {
             return Ok(());
         };
-        let wanted = receiving.here.get(number).is_some_and(|here| !here);
-        if !wanted || bytes.len() != self.parts.device.block_bytes() {
-            return Err(TransferError::Malformed("a block that was not asked for"));
+        let unwanted = || TransferError::Malformed("a block that was not asked for");
+        let of = self.parts.layers;
+        let each = part.layer_range().len() * (self.parts.device.block_bytes() / of);
+        let here = receiving.here.get(part.numbers()).unwrap_or_default();
+        let wanted = !here.is_empty() && here.iter().all(|here| !here.is_whole());
+        let fits = part.layer_range().end <= of && bytes.len() == here.len() * each && each > 0;
+        if !wanted || !fits {
+            return Err(unwanted());
         }
         let grown = receiving
             .table
-            .grow(&mut self.pool, (number + 1) * BLOCK_TOKENS);
+            .grow(&mut self.pool, part.numbers().end * BLOCK_TOKENS);
         grown.map_err(|_| TransferError::PoolFull)?;
         // What had to make room is copied out before its place is written to.
         self.take_changes();
@@ -200,14 +207,16 @@ impl Engine {
         let Coming::Blocks(receiving) = &mut sequence.coming else {
             return Ok(());
         };
-        if !self
-            .parts
-            .device
-            .take_block(receiving.table.blocks()[number], bytes)
-        {
-            return Err(TransferError::NotFinite);
+        for (number, bytes) in part.numbers().zip(bytes.chunks_exact(each)) {
+            let block = receiving.table.blocks()[number];
+            let device = &mut self.parts.device;
+            if !device.take_layers(block, part.layer_range(), bytes) {
+                return Err(TransferError::NotFinite);
+            }
+            let here = &mut receiving.here[number];
+            // A transfer that was taken up again begins its unfinished blocks anew.
+            *here = here.with_again(part, of).ok_or_else(unwanted)?;
         }
-        receiving.here[number] = true;
         receiving.deadline = now + receiving.timeout;
         let leading = receiving.leading() * BLOCK_TOKENS;
         receiving
@@ -356,6 +365,14 @@ impl Engine {
     /// Everything that came and was not looked at.
     pub(super) fn queue_inbound(&mut self, inbound: Inbound) {
         self.inbound.push_back(inbound);
+    }
+}
+
+fn there_if(there: bool) -> Layers {
+    if there {
+        Layers::ALL
+    } else {
+        Layers::default()
     }
 }
 

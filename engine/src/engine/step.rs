@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use super::Engine;
 use super::job::{Remote, Work};
+use super::outgoing::{COPIED_MAX, Source};
 use super::sequence::Sequence;
 use crate::error::ApiError;
 use crate::metrics::Ending;
-use crate::model::{Pass, SeqInput};
+use crate::model::{Pass, ReadLayers, SeqInput};
 use crate::scheduler::Chunk;
 
 impl Engine {
@@ -75,6 +76,8 @@ impl Engine {
             parts,
             running,
             output,
+            outgoing,
+            pins,
             ..
         } = self;
         let batch: Vec<_> = chunks.iter().map(|chunk| input(running, chunk)).collect();
@@ -91,7 +94,22 @@ impl Engine {
             batch: &batch,
             capture,
         };
-        match catch_unwind(AssertUnwindSafe(|| parts.device.run(&pass, output))) {
+        let (device, metrics) = (&mut parts.device, &parts.metrics);
+        let (layers, layer_bytes) = (parts.layers, device.block_bytes() / parts.layers);
+        let mut left = COPIED_MAX;
+        let mut watch = |computed: usize, read: &ReadLayers<'_>| {
+            let mut source = Source {
+                layers,
+                layer_bytes,
+                read: &mut |block, layers, to| read(block, layers, to),
+                left: &mut left,
+                within_pass: true,
+                metrics: &metrics.transfers,
+            };
+            outgoing.pump_within((running, chunks), pins, computed, &mut source);
+        };
+        let run = || device.run_watched(&pass, output, &mut watch);
+        match catch_unwind(AssertUnwindSafe(run)) {
             Err(panic) => Err(ApiError::internal(format!(
                 "forward panicked: {}",
                 said(&*panic)
@@ -104,7 +122,7 @@ impl Engine {
                 )))
             }
             Ok(Ok(())) => {
-                parts.metrics.computed_tokens.inc_by(tokens as u64);
+                metrics.computed_tokens.inc_by(tokens as u64);
                 Ok(())
             }
         }

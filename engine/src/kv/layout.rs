@@ -26,8 +26,8 @@
 
 mod carry;
 
-pub use carry::{KvValue, convert_body};
-pub(crate) use carry::{export, import, read_body, take_body, write_body};
+pub use carry::{KvValue, convert_layers};
+pub(crate) use carry::{export, import, read_body, read_layers, take_layers, write_body};
 
 /// The version of the layout that this build writes, and the only one it reads.
 pub const VERSION: u16 = 1;
@@ -121,7 +121,8 @@ impl BlockLayout {
         self.layers * self.payload_bytes()
     }
 
-    fn payload_bytes(&self) -> usize {
+    /// Bytes of one layer of a block.
+    pub(crate) fn payload_bytes(&self) -> usize {
         self.heads.count * self.tile_bytes()
     }
 

@@ -4,9 +4,11 @@
 //! meets the others three times: to add up the table's rows and the two products of every layer
 //! that sum over what is spread, and to gather the logits.
 
+use std::ops::Range;
+
 use super::config::ModelConfig;
 use super::part::Part;
-use super::pass::{Pass, PassOutput};
+use super::pass::{Pass, PassOutput, Watch};
 use super::weights::Weights;
 use crate::kv::layout::{self, BlockLayout, HeadRange, KvValue as _, LayoutError};
 use crate::kv::storage::{BLOCK_TOKENS, BlockId, KvShape, KvStorage};
@@ -133,14 +135,19 @@ impl<O: Ops, C: Collectives> Llama<O, C> {
         layout::write_body(&mut self.kv, &own, block, from);
     }
 
-    /// Copies a full block in that came from elsewhere.
-    pub(crate) fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool {
-        let own = self.block_layout();
-        layout::take_body(&mut self.kv, &own, block, from)
+    /// Copies some layers of a block out.
+    pub(crate) fn read_layers(&self, place: (BlockId, Range<usize>), to: &mut [u8]) {
+        layout::read_layers(&self.kv, &self.block_layout(), place, to);
     }
 
-    /// One checked pass.
-    pub(crate) fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) {
+    /// Copies some layers of a block in that came from elsewhere.
+    pub(crate) fn take_layers(&mut self, place: (BlockId, Range<usize>), from: &[u8]) -> bool {
+        let own = self.block_layout();
+        layout::take_layers(&mut self.kv, &own, place, from)
+    }
+
+    /// One checked pass. `watch` is told of each layer as soon as its keys and values are in the pool.
+    pub(crate) fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput, watch: &mut Watch<'_>) {
         let last = self.config.layers;
         output.hidden.resize_with(pass.capture.len(), Vec::new);
         self.scratch.prepare(&self.config, &self.part, pass.batch);
@@ -148,6 +155,9 @@ impl<O: Ops, C: Collectives> Llama<O, C> {
         for layer in 0..last {
             self.capture(layer, pass, output);
             self.attention(layer, pass.batch);
+            watch(layer + 1, &|block, layers, to| {
+                self.read_layers((block, layers), to);
+            });
             self.feed_forward(layer);
         }
         self.capture(last, pass, output);

@@ -18,6 +18,8 @@ mod part;
 mod pass;
 mod weights;
 
+use std::ops::Range;
+
 use prompt::gguf::Header;
 
 use crate::kv::layout::{BlockLayout, HeadRange, KvDtype, LayoutError};
@@ -26,7 +28,7 @@ pub use crate::ops::SeqInput;
 pub use config::ModelConfig;
 pub use error::{ForwardError, ModelError};
 pub use file::GgufFile;
-pub use pass::{Pass, PassOutput};
+pub use pass::{Pass, PassOutput, ReadLayers, Watch};
 
 use crate::ops::Ops;
 #[cfg(target_arch = "x86_64")]
@@ -120,7 +122,7 @@ pub struct Model {
 
 /// A model on some op set and some group of ranks, with their types out of sight.
 trait Runner: Send {
-    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput);
+    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput, watch: &mut Watch<'_>);
     fn copy_block(&mut self, from: BlockId, to: BlockId);
     fn block_layout(&self) -> BlockLayout;
     fn export_block(&self, place: (BlockId, usize), tokens: usize, out: &mut Vec<u8>);
@@ -131,13 +133,14 @@ trait Runner: Send {
     ) -> Result<HeadRange, LayoutError>;
     fn read_block(&self, block: BlockId, to: &mut [u8]);
     fn write_block(&mut self, block: BlockId, from: &[u8]);
-    fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool;
+    fn read_layers(&self, place: (BlockId, Range<usize>), to: &mut [u8]);
+    fn take_layers(&mut self, place: (BlockId, Range<usize>), from: &[u8]) -> bool;
     fn scratch_bytes(&self) -> usize;
 }
 
 impl<O: Ops, C: Collectives> Runner for Llama<O, C> {
-    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) {
-        Llama::run(self, pass, output);
+    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput, watch: &mut Watch<'_>) {
+        Llama::run(self, pass, output, watch);
     }
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) {
@@ -168,8 +171,12 @@ impl<O: Ops, C: Collectives> Runner for Llama<O, C> {
         Llama::write_block(self, block, from);
     }
 
-    fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool {
-        Llama::take_block(self, block, from)
+    fn read_layers(&self, place: (BlockId, Range<usize>), to: &mut [u8]) {
+        Llama::read_layers(self, place, to);
+    }
+
+    fn take_layers(&mut self, place: (BlockId, Range<usize>), from: &[u8]) -> bool {
+        Llama::take_layers(self, place, from)
     }
 
     fn scratch_bytes(&self) -> usize {
@@ -250,11 +257,18 @@ impl Model {
         self.runner.write_block(block, from);
     }
 
-    /// Copies a body in that another node's model of the same layout gave. False, and zeros, if a value
-    /// in it is not finite: no pool has such values, and attention could not mask them.
-    pub fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool {
+    /// Copies some layers of a full block out, layer after layer.
+    pub fn read_layers(&self, block: BlockId, layers: Range<usize>, to: &mut [u8]) {
         self.assert_block(block);
-        self.runner.take_block(block, from)
+        self.runner.read_layers((block, layers), to);
+    }
+
+    /// Copies some layers of a block in that another node's model of the same layout gave. False, and
+    /// zeros, if a value in them is not finite: no pool has such values, and attention could not mask
+    /// them.
+    pub fn take_layers(&mut self, block: BlockId, layers: Range<usize>, from: &[u8]) -> bool {
+        self.assert_block(block);
+        self.runner.take_layers((block, layers), from)
     }
 
     fn assert_block(&self, block: BlockId) {
@@ -268,8 +282,18 @@ impl Model {
 
     /// Runs every sequence's tokens in one pass, and hands out what it asks for.
     pub fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError> {
+        self.run_watched(pass, output, &mut |_, _| ())
+    }
+
+    /// The same, and tells of each layer as it is computed. What `watch` takes, the pass takes longer.
+    pub fn run_watched(
+        &mut self,
+        pass: &Pass<'_>,
+        output: &mut PassOutput,
+        watch: &mut Watch<'_>,
+    ) -> Result<(), ForwardError> {
         self.check.check(&self.config, pass)?;
-        self.runner.run(pass, output);
+        self.runner.run(pass, output, watch);
         Ok(())
     }
 

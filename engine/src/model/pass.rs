@@ -4,9 +4,11 @@
 //! as they were. Whatever passes the check lies inside the model's own bounds: the ops below index
 //! without asking again.
 
+use std::ops::Range;
+
 use super::config::ModelConfig;
 use super::error::ForwardError;
-use crate::kv::storage::BLOCK_TOKENS;
+use crate::kv::storage::{BLOCK_TOKENS, BlockId};
 use crate::ops::SeqInput;
 
 /// One forward pass.
@@ -27,6 +29,13 @@ pub struct PassOutput {
     /// For each captured layer, one row of `width` values for every token of the batch, in order.
     pub hidden: Vec<Vec<f32>>,
 }
+
+/// Told of each layer of a pass, once its keys and values are in the pool and before anything else is
+/// computed: how many layers are, and a way to copy them out.
+pub type Watch<'a> = dyn FnMut(usize, &ReadLayers<'_>) + 'a;
+
+/// Copies some layers of a full block out, layer after layer.
+pub type ReadLayers<'a> = dyn Fn(BlockId, Range<usize>, &mut [u8]) + 'a;
 
 /// Refuses what does not fit the model, and counts passes to see blocks that are written twice.
 #[derive(Debug)]

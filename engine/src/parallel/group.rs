@@ -4,7 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::collectives::{Breaker, Threads};
 use crate::kv::store::form::Form;
-use crate::model::{ForwardError, GgufFile, Model, ModelError, ModelOptions, Pass, PassOutput};
+use crate::model::{
+    ForwardError, GgufFile, Model, ModelError, ModelOptions, Pass, PassOutput, Watch,
+};
 
 /// All ranks of a node.
 #[derive(Debug)]
@@ -103,8 +105,18 @@ impl RankGroup {
 
     /// Runs a pass on all ranks.
     pub fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError> {
+        self.run_watched(pass, output, &mut |_, _| ())
+    }
+
+    /// The same; a rank alone tells of each layer as it is computed, several tell of none.
+    pub fn run_watched(
+        &mut self,
+        pass: &Pass<'_>,
+        output: &mut PassOutput,
+        watch: &mut Watch<'_>,
+    ) -> Result<(), ForwardError> {
         let Some(breaker) = &self.breaker else {
-            return self.first.run(pass, output);
+            return self.first.run_watched(pass, output, watch);
         };
         if self.broken {
             return Err(ForwardError::RankLost);

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use engine::kv::layout::{
-    CHECKSUM_BYTES, HEADER_BYTES, HeadRange, KvDtype, LayoutError, Record, convert_body,
+    CHECKSUM_BYTES, HEADER_BYTES, HeadRange, KvDtype, LayoutError, Record, convert_layers,
 };
 use engine::model::{
     BLOCK_TOKENS, BlockId, GgufFile, Model, ModelOptions, OpsKind, SeqInput, Variant,
@@ -203,7 +203,7 @@ fn bodies_are_converted_as_records_are() {
         import(target, &records, &blocks).expect("the same model");
         for (from, to) in own.iter().zip(blocks) {
             let mut converted = vec![1; layout.body_bytes()];
-            convert_body(&theirs, &body(&source, *from), &layout, &mut converted);
+            convert_layers(&theirs, &body(&source, *from), &layout, &mut converted);
             assert!(converted == body(target, to), "{layout:?}");
         }
         layout

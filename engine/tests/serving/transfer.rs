@@ -289,6 +289,10 @@ fn a_stream_begins_with_the_token_that_was_handed_over_and_turns_reuse_what_is_h
         .decode
         .metric("homing:kv_transfer_received_bytes_total");
     assert_eq!(sent, held);
+    let streamed = pair
+        .prefill
+        .metric("homing:kv_transfer_streamed_bytes_total");
+    assert!(streamed > 0.0, "layers left while others were computed");
     let blocks = held / 368_640.0;
     assert!(
         (15.0..30.0).contains(&blocks),

@@ -8,6 +8,7 @@ use crate::engine::sequence::Sequence;
 use crate::kv::table::BlockTable;
 use crate::kv::transfer::First;
 use crate::kv::transfer::client::Control;
+use crate::kv::transfer::part::Layers;
 
 /// How a request stands with the node that has its prompt.
 #[derive(Debug)]
@@ -26,8 +27,8 @@ pub(in crate::engine) enum Coming {
 #[derive(Debug)]
 pub(in crate::engine) struct Receiving {
     pub(super) table: BlockTable,
-    /// Which blocks of the prompt are here.
-    pub(super) here: Vec<bool>,
+    /// What is here of each block of the prompt.
+    pub(super) here: Vec<Layers>,
     pub(super) control: Arc<Control>,
     pub(super) timeout: Duration,
     pub(super) deadline: Instant,
@@ -81,7 +82,7 @@ impl Coming {
 impl Receiving {
     /// Full leading blocks that are here.
     pub(super) fn leading(&self) -> usize {
-        self.here.iter().take_while(|here| **here).count()
+        self.here.iter().take_while(|here| here.is_whole()).count()
     }
 }
 

@@ -1,21 +1,30 @@
 //! One handover: what it is, and how far its blocks are on their way.
+//!
+//! What a pass computes goes out while it does: layer after layer of the blocks that it completes, as far
+//! as the window has room. What is left of them, and blocks that were there before, go out whole, within
+//! passes and between them.
 
-use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::Device;
 use super::refused;
+use super::runs::Runs;
 use crate::engine::job::TicketId;
 use crate::kv::table::BlockTable;
+use crate::kv::transfer::part::Part;
 use crate::kv::transfer::sender::Sender;
 use crate::kv::transfer::{End, Reason, TransferError};
-use crate::metrics::Metrics;
+use crate::metrics::TransferMetrics;
+use crate::model::BlockId;
 
-/// Blocks copied into windows within a step: 512 tokens. The default model copies them in 3 ms.
-const COPIED_MAX: usize = 32;
 /// How often a receiver hears that its prompt is still being computed.
 const ALIVE_EVERY: Duration = Duration::from_millis(500);
+/// Layers wait for others until they are so many bytes, but for the last: a frame, and waking who sends
+/// it, cost about as much as copying that.
+const STREAMED_BYTES_MIN: usize = 64 << 10;
+/// Models with more layers go out in whole blocks.
+const STREAMED_LAYERS_MAX: usize = 128;
 
 #[derive(Debug)]
 pub(super) struct Out {
@@ -43,24 +52,96 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) sender: Arc<Sender>,
-    /// Blocks to send, in order.
-    missing: VecDeque<(u32, u32)>,
+    /// Blocks to send of which nothing has been sent.
+    missing: Runs,
+    streams: Vec<Stream>,
     pub(super) ended: bool,
     last_said: Instant,
 }
 
-impl Link {
-    fn next(&self) -> Option<u32> {
-        self.missing.front().map(|(from, _)| *from)
-    }
+/// Blocks whose layers go out as they are computed; in no more layers than a place has room for, all
+/// blocks together.
+#[derive(Debug)]
+struct Stream {
+    blocks: Range<u32>,
+    /// Layers that have been sent.
+    layers: usize,
+}
 
-    fn sent(&mut self) {
-        if let Some((from, until)) = self.missing.front_mut() {
-            *from += 1;
-            if from == until {
-                self.missing.pop_front();
+/// Where blocks are copied from.
+pub(in crate::engine) struct Source<'a> {
+    /// Layers of the model.
+    pub(in crate::engine) layers: usize,
+    /// Bytes of one layer of a block.
+    pub(in crate::engine) layer_bytes: usize,
+    /// Copies layers of a block out.
+    pub(in crate::engine) read: &'a mut dyn FnMut(BlockId, Range<usize>, &mut [u8]),
+    /// Whole blocks that may still be copied.
+    pub(in crate::engine) left: &'a mut usize,
+    /// Whether a pass is under way.
+    pub(in crate::engine) within_pass: bool,
+    /// Where the bytes are counted.
+    pub(in crate::engine) metrics: &'a TransferMetrics,
+}
+
+impl Source<'_> {
+    /// Hands a part of these blocks over, if there is room.
+    fn put(&mut self, sender: &Sender, part: Part, table: &[BlockId]) -> bool {
+        let each = part.layer_range().len() * self.layer_bytes;
+        let blocks = &table[part.numbers()];
+        let bytes = blocks.len() * each;
+        let put = sender.put(part, bytes, &mut |to| {
+            // Nothing of devices whose blocks cannot be copied.
+            for (block, to) in blocks.iter().zip(to.chunks_exact_mut(each.max(1))) {
+                (self.read)(*block, part.layer_range(), to);
+            }
+        });
+        if put {
+            let counter = self.metrics.bytes_sent(sender.medium());
+            counter.inc_by(bytes as u64);
+            if self.within_pass {
+                self.metrics.bytes_streamed.inc_by(bytes as u64);
             }
         }
+        put
+    }
+}
+
+impl Link {
+    /// Sends layers of the blocks that go out so: all of those that the table has whole, and so many of
+    /// those that a pass is at. True if nothing is left that could be sent now and was not.
+    fn stream(&mut self, table: &BlockTable, computed: usize, source: &mut Source<'_>) {
+        let published = table.hashes().len();
+        let (sender, all) = (&self.sender, source.layers);
+        let mut has_room = true;
+        for stream in &mut self.streams {
+            let count = stream.blocks.len();
+            let is_whole = stream.blocks.end as usize <= published;
+            let computed = if is_whole { all } else { computed };
+            while has_room && stream.layers < computed {
+                let layers = (computed - stream.layers).min(all / count);
+                if computed < all && count * layers * source.layer_bytes < STREAMED_BYTES_MIN {
+                    break;
+                }
+                let part = Part {
+                    first: stream.blocks.start,
+                    blocks: count as u16,
+                    layer: stream.layers as u16,
+                    layers: layers as u16,
+                };
+                has_room = source.put(sender, part, table.blocks());
+                if has_room {
+                    stream.layers += layers;
+                    self.last_said = Instant::now();
+                }
+            }
+        }
+        self.streams.retain(|stream| stream.layers < all);
+    }
+
+    /// Whether everything has been sent.
+    fn has_all(&self) -> bool {
+        self.missing.first().is_none() && self.streams.is_empty()
     }
 }
 
@@ -68,21 +149,13 @@ impl Out {
     pub(super) fn link(
         &mut self,
         sender: Arc<Sender>,
-        missing: Vec<(u32, u32)>,
+        missing: &[(u32, u32)],
     ) -> Result<(), TransferError> {
-        let mut last = 0;
-        for (from, until) in &missing {
-            if *from < last || from >= until || *until > self.blocks {
-                return Err(refused(
-                    Reason::Malformed,
-                    "blocks that the prompt does not have",
-                ));
-            }
-            last = *until;
-        }
+        let wrong = || refused(Reason::Malformed, "blocks that the prompt does not have");
         let link = Link {
             sender,
-            missing: missing.into(),
+            missing: Runs::new(missing, self.blocks).ok_or_else(wrong)?,
+            streams: Vec::new(),
             ended: false,
             last_said: Instant::now(),
         };
@@ -92,45 +165,66 @@ impl Out {
         Ok(())
     }
 
-    /// Copies what it can; true if there is more that could be copied at once.
-    pub(super) fn pump(
-        &mut self,
-        table: Option<&BlockTable>,
-        device: &mut dyn Device,
-        copied: &mut usize,
-        metrics: &Metrics,
-    ) -> bool {
+    /// A pass begins that completes the blocks up to this one: they go out as they are computed.
+    pub(super) fn begin_streams(&mut self, table: &BlockTable, upto: usize, layers: usize) {
+        let Some(link) = &mut self.link else {
+            return;
+        };
+        if layers > STREAMED_LAYERS_MAX {
+            return;
+        }
+        let upto = u32::try_from(upto).unwrap_or(u32::MAX).min(self.blocks);
+        let published = u32::try_from(table.hashes().len()).unwrap_or(u32::MAX);
+        for run in link.missing.take(published..upto) {
+            let starts = run.clone().step_by(layers);
+            link.streams.extend(starts.map(|start| Stream {
+                blocks: start..run.end.min(start + layers as u32),
+                layers: 0,
+            }));
+        }
+    }
+
+    /// Copies what it can of a pass that has computed so many layers.
+    pub(super) fn stream(&mut self, table: &BlockTable, computed: usize, source: &mut Source<'_>) {
+        if let Some(link) = &mut self.link {
+            link.stream(table, computed, source);
+        }
+    }
+
+    /// Copies whole blocks, as far as it can; true if there are more that could be copied at once.
+    pub(super) fn pump(&mut self, table: Option<&BlockTable>, source: &mut Source<'_>) -> bool {
         let Some(link) = &mut self.link else {
             return false;
         };
-        let published = table.map_or(0, |table| table.hashes().len());
-        let blocks = table.map_or(&[][..], BlockTable::blocks);
-        let bytes = device.block_bytes() as u64;
-        while let Some(next) = link.next().filter(|next| (*next as usize) < published) {
-            if *copied >= COPIED_MAX {
-                return true;
-            }
-            let block = blocks[next as usize];
-            if !link
-                .sender
-                .put(next, &mut |to| device.read_block(block, to))
+        if let Some(table) = table {
+            let published = table.hashes().len();
+            while let Some(next) = link
+                .missing
+                .first()
+                .filter(|next| (*next as usize) < published)
             {
-                break;
+                if *source.left == 0 {
+                    return true;
+                }
+                let part = Part::block(next, source.layers);
+                if !source.put(&link.sender, part, table.blocks()) {
+                    break;
+                }
+                link.missing.pop_first();
+                *source.left -= 1;
+                link.last_said = Instant::now();
             }
-            link.sent();
-            *copied += 1;
-            link.last_said = Instant::now();
-            metrics
-                .transfers
-                .bytes_sent(link.sender.medium())
-                .inc_by(bytes);
         }
-        if let (Stage::Held(_, end), None, false) = (&self.stage, link.next(), link.ended) {
-            link.sender.end(end);
-            link.ended = true;
-        } else if !link.ended && link.last_said.elapsed() >= ALIVE_EVERY {
-            link.sender.alive();
-            link.last_said = Instant::now();
+        match &self.stage {
+            Stage::Held(_, end) if link.has_all() && !link.ended => {
+                link.sender.end(end);
+                link.ended = true;
+            }
+            _ if !link.ended && link.last_said.elapsed() >= ALIVE_EVERY => {
+                link.sender.alive();
+                link.last_said = Instant::now();
+            }
+            Stage::Held(..) | Stage::Computing(_) => {}
         }
         false
     }

@@ -18,6 +18,7 @@ mod tiers;
 mod transfers;
 mod vectors;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -29,7 +30,7 @@ use crate::error::Kind;
 use crate::kv::store::Blocks;
 use crate::kv::table::Scope;
 use crate::metrics::{Ending, Metrics};
-use crate::model::{BlockId, ForwardError, Pass, PassOutput, SeqInput};
+use crate::model::{BlockId, ForwardError, Pass, PassOutput, SeqInput, Watch};
 use crate::scheduler::pace::Beside;
 
 const VOCAB: usize = 64;
@@ -126,8 +127,32 @@ impl Scripted {
     }
 }
 
+/// A block's layers share its tokens out.
+const LAYER_TOKENS: usize = BLOCK_TOKENS / LAYERS;
+
+/// Only full blocks are copied, so every token of them is known.
+fn copy_out(memory: &[Option<u32>], to: &mut [u8]) {
+    for (to, token) in to.chunks_exact_mut(4).zip(memory) {
+        let token = token.expect("a full block was computed");
+        to.copy_from_slice(&token.to_le_bytes());
+    }
+}
+
+fn tokens_of(layers: Range<usize>) -> Range<usize> {
+    layers.start * LAYER_TOKENS..layers.end * LAYER_TOKENS
+}
+
 impl Device for Scripted {
     fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError> {
+        self.run_watched(pass, output, &mut |_, _| ())
+    }
+
+    fn run_watched(
+        &mut self,
+        pass: &Pass<'_>,
+        output: &mut PassOutput,
+        watch: &mut Watch<'_>,
+    ) -> Result<(), ForwardError> {
         self.gate.pass();
         output.logits.clear();
         output.hidden.clear();
@@ -142,34 +167,44 @@ impl Device for Scripted {
             }
             self.compute(sequence, output);
         }
+        let written = |sequence: &SeqInput<'_>, block: BlockId| {
+            let from = sequence.start / BLOCK_TOKENS;
+            sequence.blocks[from..].contains(&block)
+        };
+        for computed in 1..=LAYERS {
+            watch(computed, &|block, layers, to| {
+                let is_new = pass.batch.iter().any(|sequence| written(sequence, block));
+                assert!(!is_new || layers.end <= computed, "not computed yet");
+                copy_out(&self.memory[block.0 as usize][tokens_of(layers)], to);
+            });
+        }
         Ok(())
+    }
+
+    fn read_layers(&mut self, block: BlockId, layers: Range<usize>, to: &mut [u8]) {
+        copy_out(&self.memory[block.0 as usize][tokens_of(layers)], to);
+    }
+
+    fn take_layers(&mut self, block: BlockId, layers: Range<usize>, from: &[u8]) -> bool {
+        let tokens = &mut self.memory[block.0 as usize][tokens_of(layers)];
+        for (token, bytes) in tokens.iter_mut().zip(from.as_chunks().0) {
+            *token = Some(u32::from_le_bytes(*bytes));
+        }
+        true
     }
 }
 
-/// Only full blocks are copied, so every token of them is known.
 impl Blocks for Scripted {
     fn block_bytes(&self) -> usize {
         4 * BLOCK_TOKENS
     }
 
     fn read_block(&mut self, block: BlockId, to: &mut [u8]) {
-        let tokens = self.memory[block.0 as usize];
-        for (to, token) in to.chunks_exact_mut(4).zip(tokens) {
-            let token = token.expect("a full block was computed");
-            to.copy_from_slice(&token.to_le_bytes());
-        }
+        self.read_layers(block, 0..LAYERS, to);
     }
 
     fn write_block(&mut self, block: BlockId, from: &[u8]) {
-        let (from, _rest) = from.as_chunks();
-        for (token, bytes) in self.memory[block.0 as usize].iter_mut().zip(from) {
-            *token = Some(u32::from_le_bytes(*bytes));
-        }
-    }
-
-    fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool {
-        self.write_block(block, from);
-        true
+        self.take_layers(block, 0..LAYERS, from);
     }
 }
 

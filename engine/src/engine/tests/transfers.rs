@@ -11,6 +11,7 @@ use crate::engine::{
 };
 use crate::kv::transfer::auth::prompt_digest;
 use crate::kv::transfer::client::Order;
+use crate::kv::transfer::part::Part;
 use crate::kv::transfer::sender::Sender;
 use crate::kv::transfer::wire::Writer;
 use crate::kv::transfer::{End, First, Medium, Payload, Reason, TransferError, TransferId, Window};
@@ -55,15 +56,14 @@ impl Payload for Bytes {
 impl Stepper {
     fn comes(&self, order: &Order, prompt: &[u32], block: u32) {
         let tokens = &prompt[block as usize * BLOCK_TOKENS..][..BLOCK_TOKENS];
-        let bytes = tokens
-            .iter()
-            .flat_map(|token| token.to_le_bytes())
-            .collect();
-        let payload = Box::new(Bytes(bytes));
-        assert!(
-            self.handle
-                .kv_inbound(Inbound::block(order.number, block, payload))
-        );
+        self.part_comes(order, Part::block(block, LAYERS), tokens);
+    }
+
+    fn part_comes(&self, order: &Order, part: Part, tokens: &[u32]) {
+        let bytes = tokens.iter().flat_map(|token| token.to_le_bytes());
+        let payload = Box::new(Bytes(bytes.collect()));
+        let inbound = Inbound::part(order.number, part, payload);
+        assert!(self.handle.kv_inbound(inbound));
     }
 
     fn ends(&self, order: &Order, ended: Result<End, TransferError>) {
@@ -115,17 +115,100 @@ fn blocks_may_come_in_any_order_and_the_answer_begins_with_what_was_handed_over(
     assert_eq!(stepper.check(told, &prompt, 9), 7 + 7);
 }
 
+/// Would catch a block that is taken for whole before its last layer is here, or never.
+#[test]
+fn layers_may_come_in_any_order_and_once_more_after_a_break() {
+    let prompt = Random(11).tokens(70);
+    let (mut stepper, orders) = stepper(32);
+    let told = stepper.submit(take_over(&prompt, 9));
+    stepper.step();
+    let order = orders.try_recv().expect("an order");
+    let layer = |stepper: &Stepper, first: u32, blocks: u16, layer: u16| {
+        let part = Part {
+            first,
+            blocks,
+            layer,
+            layers: 1,
+        };
+        let tokens = part.numbers().flat_map(|block| {
+            let block = &prompt[block * BLOCK_TOKENS..][..BLOCK_TOKENS];
+            block[tokens_of(part.layer_range())].to_vec()
+        });
+        stepper.part_comes(&order, part, &tokens.collect::<Vec<_>>());
+    };
+    let findable = |stepper: &mut Stepper, count: usize, what: &str| {
+        stepper.step();
+        assert_eq!(stepper.engine.pool.published(), count, "{what}");
+    };
+    layer(&stepper, 0, 2, 1);
+    findable(&mut stepper, 0, "the last layer alone");
+    layer(&stepper, 1, 1, 0);
+    findable(
+        &mut stepper,
+        0,
+        "the second block is not found without the first",
+    );
+    // As after a break: the first block begins anew.
+    layer(&stepper, 0, 1, 1);
+    findable(&mut stepper, 0, "the same once more");
+    layer(&stepper, 0, 1, 0);
+    findable(&mut stepper, 2, "both");
+    layer(&stepper, 2, 2, 0);
+    layer(&stepper, 2, 2, 1);
+    findable(&mut stepper, 4, "all");
+    stepper.ends(&order, Ok(first(&prompt, 48)));
+    assert_eq!(stepper.check(told, &prompt, 9), 7 + 7);
+}
+
 #[test]
 fn what_does_not_come_is_computed() {
     let prompt = Random(6).tokens(64);
     let wrong_size = |stepper: &Stepper, order: &Order| {
-        let payload = Box::new(Bytes(vec![0; 5]));
-        stepper
-            .handle
-            .kv_inbound(Inbound::block(order.number, 1, payload));
+        stepper.part_comes(order, Part::block(1, LAYERS), &[0; 5]);
     };
     type Fault<'a> = &'a dyn Fn(&Stepper, &Order);
-    let faults: [(&str, Fault); 5] = [
+    let part = |part: Part, tokens: usize| {
+        let zeros = vec![0; tokens];
+        move |s: &Stepper, order: &Order| s.part_comes(order, part, &zeros)
+    };
+    let whole = Part::block(1, LAYERS);
+    let layers = LAYERS as u16;
+    let faults: [(&str, Fault); 10] = [
+        (
+            "more layers than there are",
+            &part(
+                Part {
+                    layers: layers + 1,
+                    ..whole
+                },
+                24,
+            ),
+        ),
+        (
+            "a layer after the last",
+            &part(
+                Part {
+                    layer: layers,
+                    layers: 1,
+                    ..whole
+                },
+                LAYER_TOKENS,
+            ),
+        ),
+        ("no layer", &part(Part { layers: 0, ..whole }, 0)),
+        ("no block", &part(Part { blocks: 0, ..whole }, 0)),
+        (
+            "a block after the last",
+            &part(
+                Part {
+                    first: 3,
+                    blocks: 2,
+                    layers: 1,
+                    ..whole
+                },
+                BLOCK_TOKENS,
+            ),
+        ),
         ("the end comes early", &|s, order| {
             s.ends(order, Ok(first(&prompt, 0)))
         }),
@@ -210,13 +293,13 @@ impl Window for Memory {
         self.free.lock().unwrap().pop()
     }
 
-    fn fill(&self, _place: u32, fill: &mut dyn FnMut(&mut [u8])) {
-        let mut bytes = vec![0; 4 * BLOCK_TOKENS];
+    fn fill(&self, _place: u32, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) {
+        let mut bytes = vec![0; bytes];
         fill(&mut bytes);
         self.put.lock().unwrap().push(bytes);
     }
 
-    fn send(&self, _place: u32, _block: u32, _to: &mut Writer) -> std::io::Result<()> {
+    fn send(&self, _place: u32, _part: Part, _to: &mut Writer) -> std::io::Result<()> {
         Ok(())
     }
 
@@ -287,7 +370,13 @@ fn blocks_go_out_step_by_step_as_far_as_there_is_room() {
     assert_eq!(
         window.put.lock().unwrap().len(),
         3,
-        "the blocks of the first step, but for the first"
+        "the blocks of the first step, but for the first: a layer of two, the other layer, and one whole"
+    );
+    let transfers = &stepper.engine.parts.metrics.transfers;
+    assert_eq!(
+        transfers.bytes_streamed.get(),
+        3 * 4 * BLOCK_TOKENS as u64,
+        "within the step"
     );
     stepper.finish(&mut told);
     assert_eq!(
@@ -319,7 +408,17 @@ fn blocks_go_out_step_by_step_as_far_as_there_is_room() {
         .iter()
         .map(|b| u32::from_le_bytes(*b))
         .collect();
-    assert_eq!(sent, prompt[16..192]);
+    // Two blocks have as many layers as a place has room for: the one layer of both, then the other.
+    let pairs = [1..3, 3..4, 4..6, 6..8, 8..10, 10..12].into_iter();
+    let layered = pairs.flat_map(|blocks| {
+        let layers =
+            (0..LAYERS).flat_map(move |layer| blocks.clone().map(move |block| (block, layer)));
+        layers.flat_map(|(block, layer)| {
+            let block = &prompt[block * BLOCK_TOKENS..][..BLOCK_TOKENS];
+            block[tokens_of(layer..layer + 1)].to_vec()
+        })
+    });
+    assert_eq!(sent, layered.collect::<Vec<_>>());
     assert_eq!(
         stepper.engine.pool.held(),
         12,

@@ -1,5 +1,7 @@
 //! The way of a block's values from the pool into a record, and from a record into a pool.
 
+use std::ops::Range;
+
 use super::{
     BlockLayout, HeadRange, KeyOrder, KvDtype, LayoutError, Record, checksum_of, write_header,
 };
@@ -171,16 +173,21 @@ pub(crate) fn import<T: KvValue>(
     Ok(heads)
 }
 
-/// A block's body as a pool of layout `own` keeps it, from one of layout `theirs`, which
-/// [fits](BlockLayout::fits_whole) it. Values are widened and never narrowed; whether they are finite is
-/// not looked at.
+/// Layers of blocks, a body or some of it, as a pool of layout `own` keeps them, from one of layout
+/// `theirs`, which [fits](BlockLayout::fits_whole) it. Values are widened and never narrowed; whether they
+/// are finite is not looked at.
 ///
 /// # Panics
-/// If a body is not of its layout's length, or the layouts do not fit.
-pub fn convert_body(theirs: &BlockLayout, from: &[u8], own: &BlockLayout, to: &mut [u8]) {
+/// If these are not as many whole layers on both sides, or the layouts do not fit.
+pub fn convert_layers(theirs: &BlockLayout, from: &[u8], own: &BlockLayout, to: &mut [u8]) {
     assert_eq!(theirs.fits_whole(own), Ok(()), "layouts that fit");
-    assert_eq!(from.len(), theirs.body_bytes(), "bytes of a block's body");
-    assert_eq!(to.len(), own.body_bytes(), "bytes of a block's body");
+    let count = from.len() / theirs.payload_bytes();
+    assert_eq!(
+        from.len(),
+        count * theirs.payload_bytes(),
+        "bytes of layers"
+    );
+    assert_eq!(to.len(), count * own.payload_bytes(), "bytes of layers");
     let skipped = own.heads.first - theirs.heads.first;
     let layers = from.chunks_exact(theirs.payload_bytes());
     for (from, to) in layers.zip(to.chunks_exact_mut(own.payload_bytes())) {
@@ -218,8 +225,19 @@ pub(crate) fn read_body<T: KvValue>(
     block: BlockId,
     to: &mut [u8],
 ) {
-    assert_eq!(to.len(), own.body_bytes(), "bytes of a block's body");
-    for (layer, to) in to.chunks_exact_mut(own.payload_bytes()).enumerate() {
+    read_layers(kv, own, (block, 0..own.layers), to);
+}
+
+/// The same of some layers.
+pub(crate) fn read_layers<T: KvValue>(
+    kv: &KvStorage<T>,
+    own: &BlockLayout,
+    (block, layers): (BlockId, Range<usize>),
+    to: &mut [u8],
+) {
+    let each = own.payload_bytes();
+    assert_eq!(to.len(), layers.len() * each, "bytes of a block's layers");
+    for (layer, to) in layers.zip(to.chunks_exact_mut(each)) {
         T::copy_out(payload(kv, block, layer), to);
     }
 }
@@ -231,32 +249,39 @@ pub(crate) fn write_body<T: KvValue>(
     block: BlockId,
     from: &[u8],
 ) {
-    assert_eq!(from.len(), own.body_bytes(), "bytes of a block's body");
-    let shape = kv.shape();
-    let len = shape.heads * 2 * shape.half_tile();
-    for (layer, from) in from.chunks_exact(own.payload_bytes()).enumerate() {
-        let start = shape.tile_start(layer, block, 0);
-        T::copy_in(from, &mut kv.values_mut()[start..start + len]);
+    write_layers(kv, own, (block, 0..own.layers), from);
+}
+
+fn write_layers<T: KvValue>(
+    kv: &mut KvStorage<T>,
+    own: &BlockLayout,
+    (block, layers): (BlockId, Range<usize>),
+    from: &[u8],
+) {
+    let each = own.payload_bytes();
+    assert_eq!(from.len(), layers.len() * each, "bytes of a block's layers");
+    for (layer, from) in layers.zip(from.chunks_exact(each)) {
+        T::copy_in(from, payload_mut(kv, block, layer));
     }
 }
 
-/// Copies a body in that another node's [`read_body`] gave. False, and zeros, if a value is not finite.
-pub(crate) fn take_body<T: KvValue>(
+/// Copies layers in that another node's [`read_layers`] gave. False, and zeros, if a value is not finite.
+pub(crate) fn take_layers<T: KvValue>(
     kv: &mut KvStorage<T>,
     own: &BlockLayout,
-    block: BlockId,
+    (block, layers): (BlockId, Range<usize>),
     from: &[u8],
 ) -> bool {
-    write_body(kv, own, block, from);
+    write_layers(kv, own, (block, layers.clone()), from);
     // Looked at where it is now: where it came from may change under the reader.
     let finite = |layer| {
         let values = payload(kv, block, layer).iter();
         // Without a way out in the middle, so that many are looked at at once.
         values.fold(true, |finite, value| finite & value.is_finite())
     };
-    let whole = (0..own.layers).all(finite);
+    let whole = layers.clone().all(finite);
     if !whole {
-        write_body(kv, own, block, &vec![0; own.body_bytes()]);
+        layers.for_each(|layer| payload_mut(kv, block, layer).fill(T::default()));
     }
     whole
 }
@@ -266,6 +291,12 @@ fn payload<T: KvValue>(kv: &KvStorage<T>, block: BlockId, layer: usize) -> &[T] 
     let shape = kv.shape();
     let start = shape.tile_start(layer, block, 0);
     &kv.values()[start..start + shape.heads * 2 * shape.half_tile()]
+}
+
+fn payload_mut<T: KvValue>(kv: &mut KvStorage<T>, block: BlockId, layer: usize) -> &mut [T] {
+    let shape = kv.shape();
+    let start = shape.tile_start(layer, block, 0);
+    &mut kv.values_mut()[start..start + shape.heads * 2 * shape.half_tile()]
 }
 
 /// Where the key dimension that lies at `dimension` here lies in the other order.

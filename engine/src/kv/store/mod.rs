@@ -101,9 +101,6 @@ pub trait Blocks {
     fn restore_block(&mut self, block: BlockId, from: &[u8]) {
         self.write_block(block, from);
     }
-    /// Copies a full block in that came from elsewhere. False, and zeros, if it has values that attention
-    /// could not mask.
-    fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool;
 }
 
 /// What happened to blocks on their way down, since it was last asked for.

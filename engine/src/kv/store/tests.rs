@@ -30,11 +30,6 @@ impl Blocks for Memory {
         to.copy_from_slice(&self.0[&block]);
     }
 
-    fn take_block(&mut self, block: BlockId, from: &[u8]) -> bool {
-        self.write_block(block, from);
-        true
-    }
-
     fn write_block(&mut self, block: BlockId, from: &[u8]) {
         self.0.insert(block, from.to_vec());
     }

@@ -17,7 +17,7 @@ use super::{Reason, TransferError, bytes_of_hex, hex};
 use crate::kv::layout::BlockLayout;
 
 /// The version that this build speaks, and the only one.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 const PROTOCOL: &str = "homing-kv-transfer";
 /// Characters of an engine id.
 pub const ENGINE_ID_CHARS_MAX: usize = 128;

@@ -3,8 +3,8 @@
 //! The node that wants blocks connects to the one that has them, over a Unix socket where both are on
 //! one host, else over TCP. Each proves to the other that it holds the node token ([`auth`]) and says
 //! what its blocks are like; then the one names a transfer and the blocks that it lacks, and the other
-//! sends each as soon as it is computed. Small messages travel as frames ([`wire`], [`message`]) on both
-//! ways; what differs is how a block's bytes get across, which is what [`Window`] (the sending end) and
+//! sends each layer of them as soon as it is computed ([`part`]). Small messages travel as frames ([`wire`], [`message`]) on both
+//! ways; what differs is how the bytes get across, which is what [`Window`] (the sending end) and
 //! [`Inlet`] (the receiving end) hide:
 //!
 //! - [`tcp`]: within the frames, over several connections;
@@ -26,6 +26,7 @@
 pub mod auth;
 pub mod client;
 pub mod message;
+pub mod part;
 pub mod sender;
 pub mod server;
 pub mod shared;
@@ -38,6 +39,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::sample::TokenLogprobs;
+use part::Part;
 
 /// Transfers that a node serves at a time, and that it asks for at a time; more are refused.
 pub const TRANSFERS_MAX: usize = 64;
@@ -242,34 +244,34 @@ pub trait Window: Send + Sync + std::fmt::Debug {
     fn medium(&self) -> Medium;
     /// A place that is free, if there is one.
     fn take(&self) -> Option<u32>;
-    /// Has a block's bytes written into a place that was taken.
-    fn fill(&self, place: u32, fill: &mut dyn FnMut(&mut [u8]));
+    /// Has so many bytes written into a place that was taken; a place has room for a block's.
+    fn fill(&self, place: u32, bytes: usize, fill: &mut dyn FnMut(&mut [u8]));
     /// Sends what is in a place.
-    fn send(&self, place: u32, block: u32, to: &mut wire::Writer) -> io::Result<()>;
+    fn send(&self, place: u32, part: Part, to: &mut wire::Writer) -> io::Result<()>;
     /// Whether a quarter of the places are free: worth waking a step loop for.
     fn has_room(&self) -> bool;
     /// The receiver is done with a place. False if it had no such place.
     fn give_back(&self, place: u32) -> bool;
 }
 
-/// A block's bytes at the receiving end. Its place is given back when it is dropped.
+/// A part's bytes at the receiving end. Its place is given back when it is dropped.
 pub trait Payload: Send + std::fmt::Debug {
     /// The bytes.
     fn bytes(&self) -> &[u8];
 }
 
-/// The receiving end: takes a block's bytes from where they came.
+/// The receiving end: takes a part's bytes from where they came.
 pub trait Inlet: Send + Sync + std::fmt::Debug {
-    /// Reads the rest of a block's frame, after its head. Waits for room, as long as `wanted` says.
+    /// Reads the rest of a part's frame, after its head. Waits for room, as long as `wanted` says.
     fn receive(
         &self,
         head: wire::Head,
         from: &mut wire::Reader,
         wanted: &dyn Fn() -> bool,
-    ) -> Result<(u32, Box<dyn Payload>), TransferError>;
+    ) -> Result<(Part, Box<dyn Payload>), TransferError>;
 }
 
-/// What carries a block's bytes.
+/// What carries the bytes of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Medium {
     /// Frames over TCP, or over a Unix socket without shared memory.

@@ -9,14 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::message::Message;
+use super::part::Part;
 use super::wire::{Socket, Writer};
 use super::{End, Medium, Reason, Window};
 
 /// What one connection is told to send.
 #[derive(Debug)]
 enum Parcel {
-    Block {
-        block: u32,
+    Part {
+        part: Part,
         place: u32,
     },
     Say(Message),
@@ -66,16 +67,16 @@ impl Sender {
         self.window.medium()
     }
 
-    /// Hands a block over, if there is room for it now; `fill` writes its bytes.
-    pub fn put(&self, block: u32, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+    /// Hands a part of so many bytes over, if there is room for it now; `fill` writes them.
+    pub fn put(&self, part: Part, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
         // Before looking: whoever makes room after this wakes the loop.
         self.starved.store(true, Ordering::SeqCst);
         let Some(place) = self.window.take() else {
             return false;
         };
         self.starved.store(false, Ordering::SeqCst);
-        self.window.fill(place, fill);
-        self.push(Parcel::Block { block, place });
+        self.window.fill(place, bytes, fill);
+        self.push(Parcel::Part { part, place });
         true
     }
 
@@ -126,8 +127,8 @@ impl Sender {
     fn send_all(&self, writer: &mut Writer) -> io::Result<()> {
         while let Some(parcel) = self.next() {
             match parcel {
-                Parcel::Block { block, place } => {
-                    self.window.send(place, block, writer)?;
+                Parcel::Part { part, place } => {
+                    self.window.send(place, part, writer)?;
                     self.room();
                 }
                 Parcel::Say(message) => message.write(writer)?,

@@ -1,7 +1,7 @@
-//! Blocks through memory that two nodes of one host map.
+//! Parts of blocks through memory that two nodes of one host map.
 //!
 //! The receiver makes the memory, a file without a name that can neither shrink nor grow, and passes it
-//! over the Unix socket. Its places belong to the sender at first; a frame says which block lies in which
+//! over the Unix socket. Its places belong to the sender at first; a frame says which part lies in which
 //! place, and one back says that a place is free again. So a block is copied twice: out of the one pool,
 //! into the other.
 
@@ -11,30 +11,35 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::part::{NOTE_BYTES, Part};
 use super::wire::{Head, PLACED, Reader, Writer};
 use super::{Inlet, Medium, Payload, TransferError, Window, window_places};
+use crate::kv::layout::BlockLayout;
 use crate::sys::shared::{SharedMemory, receive_file, send_file};
+
+/// Bytes of a frame's note: which part, and where.
+const PLACED_BYTES: usize = NOTE_BYTES + 4;
 
 /// The receiver's end.
 #[derive(Debug)]
 pub struct Region {
     memory: Arc<SharedMemory>,
-    body_bytes: usize,
+    layout: BlockLayout,
     places: u32,
     /// Places that are free again; there is room for all.
     freed: SyncSender<u32>,
-    /// Which places hold a block that has not been given back.
+    /// Which places hold a part that has not been given back.
     held: Arc<Mutex<Vec<bool>>>,
 }
 
 impl Region {
-    /// Memory for blocks of this size. Places that are free again are told to `freed`, which must have
+    /// Memory for blocks of this layout. Places that are free again are told to `freed`, which must have
     /// room for [`window_places`] of them.
-    pub fn new(body_bytes: usize, freed: SyncSender<u32>) -> io::Result<Self> {
-        let places = window_places(body_bytes);
+    pub fn new(layout: BlockLayout, freed: SyncSender<u32>) -> io::Result<Self> {
+        let places = window_places(layout.body_bytes());
         Ok(Self {
-            memory: Arc::new(SharedMemory::create(places * body_bytes)?),
-            body_bytes,
+            memory: Arc::new(SharedMemory::create(places * layout.body_bytes())?),
+            layout,
             places: places as u32,
             freed,
             held: Arc::new(Mutex::new(vec![false; places])),
@@ -57,7 +62,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A block in shared memory.
+/// A part in shared memory.
 #[derive(Debug)]
 struct Placed {
     memory: Arc<SharedMemory>,
@@ -88,14 +93,20 @@ impl Inlet for Region {
         head: Head,
         from: &mut Reader,
         _wanted: &dyn Fn() -> bool,
-    ) -> Result<(u32, Box<dyn Payload>), TransferError> {
+    ) -> Result<(Part, Box<dyn Payload>), TransferError> {
         if head.kind != PLACED {
-            return Err(TransferError::Malformed("a block that came another way"));
+            return Err(TransferError::Malformed("a part that came another way"));
         }
-        let mut note = [0; 8];
-        from.body_into(head, &mut note, &mut [])?;
-        let note = u64::from_le_bytes(note);
-        let (block, place) = (note as u32, (note >> 32) as u32);
+        let (mut note, mut placed) = ([0; NOTE_BYTES], [0; PLACED_BYTES]);
+        from.body_into(head, &mut placed, &mut [])?;
+        let (which, place) = placed.split_at(NOTE_BYTES);
+        note.copy_from_slice(which);
+        let part = Part::from_note(note);
+        let bytes = part.bytes(&self.layout)?;
+        let place = place
+            .iter()
+            .rev()
+            .fold(0, |place, byte| place << 8 | u32::from(*byte));
         let mut held = lock(&self.held);
         match held.get_mut(place as usize) {
             Some(held) if !*held => *held = true,
@@ -103,13 +114,13 @@ impl Inlet for Region {
         }
         let placed = Placed {
             memory: Arc::clone(&self.memory),
-            at: place as usize * self.body_bytes,
-            bytes: self.body_bytes,
+            at: place as usize * self.layout.body_bytes(),
+            bytes,
             place,
             freed: self.freed.clone(),
             held: Arc::clone(&self.held),
         };
-        Ok((block, Box::new(placed)))
+        Ok((part, Box::new(placed)))
     }
 }
 
@@ -147,15 +158,17 @@ impl Window for Places {
         lock(&self.state).0.pop()
     }
 
-    fn fill(&self, place: u32, fill: &mut dyn FnMut(&mut [u8])) {
+    fn fill(&self, place: u32, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) {
         let at = place as usize * self.body_bytes;
-        self.memory.write(at, self.body_bytes, fill);
+        self.memory.write(at, bytes, fill);
     }
 
-    fn send(&self, place: u32, block: u32, to: &mut Writer) -> io::Result<()> {
+    fn send(&self, place: u32, part: Part, to: &mut Writer) -> io::Result<()> {
         lock(&self.state).1[place as usize] = true;
-        let note = u64::from(block) | u64::from(place) << 32;
-        to.write(PLACED, &note.to_le_bytes(), &mut [])
+        let mut placed = [0; PLACED_BYTES];
+        placed[..NOTE_BYTES].copy_from_slice(&part.to_note());
+        placed[NOTE_BYTES..].copy_from_slice(&place.to_le_bytes());
+        to.write(PLACED, &placed, &mut [])
     }
 
     fn has_room(&self) -> bool {

@@ -1,14 +1,16 @@
-//! Blocks within frames: between hosts.
+//! Parts of blocks within frames: between hosts.
 //!
 //! The sender's places are buffers that are free again once they are written to the socket; the socket's
-//! own flow control holds the sender back. Several connections take blocks from the same window.
+//! own flow control holds the sender back. Several connections take parts from the same window.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::wire::{BLOCK, Head, Reader, Writer};
+use super::part::{NOTE_BYTES, Part};
+use super::wire::{Head, PART, Reader, Writer};
 use super::{Inlet, Medium, Payload, TransferError, Window, window_places};
+use crate::kv::layout::BlockLayout;
 
 /// How often a receiver without room looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(100);
@@ -23,7 +25,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct Buffers {
     free: Mutex<Vec<u32>>,
     places: Vec<Mutex<Vec<u8>>>,
-    body_bytes: usize,
 }
 
 impl Buffers {
@@ -34,7 +35,6 @@ impl Buffers {
             free: Mutex::new((0..count as u32).rev().collect()),
             // Memory only for those that are used.
             places: (0..count).map(|_| Mutex::default()).collect(),
-            body_bytes,
         }
     }
 }
@@ -48,15 +48,15 @@ impl Window for Buffers {
         lock(&self.free).pop()
     }
 
-    fn fill(&self, place: u32, fill: &mut dyn FnMut(&mut [u8])) {
+    fn fill(&self, place: u32, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) {
         let mut buffer = lock(&self.places[place as usize]);
-        buffer.resize(self.body_bytes, 0);
+        buffer.resize(bytes, 0);
         fill(&mut buffer);
     }
 
-    fn send(&self, place: u32, block: u32, to: &mut Writer) -> io::Result<()> {
+    fn send(&self, place: u32, part: Part, to: &mut Writer) -> io::Result<()> {
         let mut buffer = lock(&self.places[place as usize]);
-        let sent = to.write(BLOCK, &block.to_le_bytes(), &mut buffer);
+        let sent = to.write(PART, &part.to_note(), &mut buffer);
         drop(buffer);
         lock(&self.free).push(place);
         sent
@@ -76,7 +76,7 @@ impl Window for Buffers {
 #[derive(Debug)]
 pub struct Spare {
     shelf: Arc<Shelf>,
-    body_bytes: usize,
+    layout: BlockLayout,
 }
 
 #[derive(Debug)]
@@ -86,15 +86,15 @@ struct Shelf {
 }
 
 impl Spare {
-    /// For blocks of this size.
-    pub fn new(body_bytes: usize) -> Self {
+    /// For blocks of this layout.
+    pub fn new(layout: BlockLayout) -> Self {
         let shelf = Shelf {
-            spare: Mutex::new((window_places(body_bytes), Vec::new())),
+            spare: Mutex::new((window_places(layout.body_bytes()), Vec::new())),
             returned: Condvar::new(),
         };
         Self {
             shelf: Arc::new(shelf),
-            body_bytes,
+            layout,
         }
     }
 
@@ -108,24 +108,26 @@ impl Spare {
             spare = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         spare.0 -= 1;
-        let bytes = spare.1.pop().unwrap_or_else(|| vec![0; self.body_bytes]);
+        let bytes = spare.1.pop();
         Ok(Buffer {
-            bytes,
+            bytes: bytes.unwrap_or_else(|| vec![0; self.layout.body_bytes()]),
+            used: 0,
             shelf: Arc::clone(&self.shelf),
         })
     }
 }
 
-/// A block in a buffer of its own.
+/// A part in a buffer of its own, which has room for a block.
 #[derive(Debug)]
 struct Buffer {
     bytes: Vec<u8>,
+    used: usize,
     shelf: Arc<Shelf>,
 }
 
 impl Payload for Buffer {
     fn bytes(&self) -> &[u8] {
-        &self.bytes
+        &self.bytes[..self.used]
     }
 }
 
@@ -145,13 +147,21 @@ impl Inlet for Spare {
         head: Head,
         from: &mut Reader,
         wanted: &dyn Fn() -> bool,
-    ) -> Result<(u32, Box<dyn Payload>), TransferError> {
-        if head.kind != BLOCK {
-            return Err(TransferError::Malformed("a block that came another way"));
+    ) -> Result<(Part, Box<dyn Payload>), TransferError> {
+        if head.kind != PART {
+            return Err(TransferError::Malformed("a part that came another way"));
         }
         let mut buffer = self.take(wanted)?;
-        let mut block = [0; 4];
-        from.body_into(head, &mut block, &mut buffer.bytes)?;
-        Ok((u32::from_le_bytes(block), Box::new(buffer)))
+        let most = NOTE_BYTES + buffer.bytes.len();
+        let bytes = head.bytes.min(most).saturating_sub(NOTE_BYTES);
+        buffer.used = bytes;
+        let mut note = [0; NOTE_BYTES];
+        // Refuses what is longer or shorter than that.
+        from.body_into(head, &mut note, &mut buffer.bytes[..bytes])?;
+        let part = Part::from_note(note);
+        if part.bytes(&self.layout)? != bytes {
+            return Err(TransferError::Malformed("a part of another size"));
+        }
+        Ok((part, Box::new(buffer)))
     }
 }

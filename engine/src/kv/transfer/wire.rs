@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Frames are sealed with AES-128-GCM (NIST SP 800-38D) under a key of this connection and this direction;
-//! the nonce is the frame's number. The body is encrypted; the note, a few bytes that say which block it
-//! is, is not; both are covered by the tag, as is the head: a frame that was damaged, forged, repeated or
+//! the nonce is the frame's number. The body is encrypted; the note, a few bytes that say what it is a
+//! part of, is not; both are covered by the tag, as is the head: a frame that was damaged, forged, repeated or
 //! left out is found. `bytes` counts note and body. Until both sides have keys ([`super::auth`]) frames are
 //! plain and have no tag.
 //!
@@ -24,9 +24,10 @@ use super::TransferError;
 
 /// A message as JSON.
 pub const MESSAGE: u8 = 1;
-/// A block within the frame: its number (u32 little-endian) as the note, its bytes as the body.
-pub const BLOCK: u8 = 2;
-/// A block in shared memory: its number and its place there (both u32 little-endian) as the note.
+/// A part of blocks within the frame: which (see [`Part`](super::part::Part)) as the note, its bytes as the
+/// body.
+pub const PART: u8 = 2;
+/// A part in shared memory: which, and its place there (u32 little-endian), as the note.
 pub const PLACED: u8 = 3;
 /// Places in shared memory that are free again (u32 little-endian each) as the body.
 pub const FREE: u8 = 4;
@@ -36,7 +37,7 @@ pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// Bytes of a message before the other side is known.
 pub const GREETING_BYTES_MAX: usize = 2 << 10;
 const HEAD_BYTES: usize = 5;
-const NOTE_BYTES_MAX: usize = 8;
+const NOTE_BYTES_MAX: usize = 16;
 const TAG_BYTES: usize = 16;
 
 /// A connection to another node.
@@ -232,7 +233,7 @@ impl<D> Half<D> {
 }
 
 impl Writer {
-    /// Sends one frame. Its body is encrypted where it lies; a note has at most 8 bytes.
+    /// Sends one frame. Its body is encrypted where it lies; a note has at most 16 bytes.
     pub fn write(&mut self, kind: u8, note: &[u8], body: &mut [u8]) -> io::Result<()> {
         let bytes = note.len() + body.len();
         if note.len() > NOTE_BYTES_MAX || u32::try_from(bytes).is_err() {

@@ -84,6 +84,12 @@ fn a_broken_fetch_is_taken_up_again_and_leaves_nothing_pinned() {
         assert!(cached(&moved.json()) > 350, "{}", moved.text());
     }
     pair.prefill.wait_for_metric(HELD, |held| held == 0.0);
+    let expired = "homing:kv_tickets_expired_total{model_name=\"smol\"}";
+    assert_eq!(
+        pair.prefill.metric(expired),
+        0.0,
+        "held for longer than anybody was there"
+    );
     pair.at_rest();
 }
 

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use super::{Control, Order, STREAMS, Wanted, lock};
 use crate::engine::{Handle, Inbound};
-use crate::kv::layout::{BlockLayout, convert_body};
+use crate::kv::layout::{BlockLayout, convert_layers};
 use crate::kv::transfer::auth::{Identity, Session, connect};
 use crate::kv::transfer::message::{self, Message};
+use crate::kv::transfer::part::{Layers, Part};
 use crate::kv::transfer::shared::Region;
 use crate::kv::transfer::tcp::Spare;
-use crate::kv::transfer::wire::{BLOCK, FREE, MESSAGE, PLACED, Reader, Socket, Writer};
+use crate::kv::transfer::wire::{FREE, MESSAGE, PART, PLACED, Reader, Socket, Writer};
 use crate::kv::transfer::{
     End, Endpoint, Inlet, Payload, Reason, TransferError, hex, window_places,
 };
@@ -36,7 +37,7 @@ pub(super) struct Transfer<'a> {
     key: Option<String>,
 }
 
-/// A block as this node keeps it. It holds the place of what it was made from, which bounds how many there
+/// A part as this node keeps it. It holds the place of what it was made from, which bounds how many there
 /// are.
 #[derive(Debug)]
 struct Converted {
@@ -62,7 +63,8 @@ struct Heard<'a> {
 }
 
 struct HeardState {
-    missing: Vec<bool>,
+    /// What is there of each block.
+    here: Vec<Layers>,
     left: usize,
     end: Option<End>,
     failed: Option<TransferError>,
@@ -88,11 +90,10 @@ impl<'a> Transfer<'a> {
             peer_layout,
             ..
         } = session;
-        let body_bytes = peer_layout.body_bytes();
-        let (freed, free) = sync_channel(window_places(body_bytes));
+        let (freed, free) = sync_channel(window_places(peer_layout.body_bytes()));
         let inlet: Box<dyn Inlet> = match reader.socket() {
             Socket::Unix(stream) => {
-                let region = Region::new(body_bytes, freed)?;
+                let region = Region::new(peer_layout, freed)?;
                 self.ask(region.places(), &mut writer)?;
                 region.pass(stream)?;
                 Box::new(region)
@@ -100,7 +101,7 @@ impl<'a> Transfer<'a> {
             Socket::Tcp(_) => {
                 self.ask(0, &mut writer)?;
                 drop(freed);
-                Box::new(Spare::new(body_bytes))
+                Box::new(Spare::new(peer_layout))
             }
         };
         self.accepted(&mut reader)?;
@@ -112,7 +113,7 @@ impl<'a> Transfer<'a> {
             theirs: peer_layout,
             state: Mutex::new(HeardState {
                 left: self.missing.iter().filter(|missing| **missing).count(),
-                missing: std::mem::take(&mut self.missing),
+                here: self.missing.iter().map(unless_missing).collect(),
                 end: None,
                 failed: None,
             }),
@@ -150,7 +151,8 @@ impl<'a> Transfer<'a> {
             .state
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
-        self.missing = state.missing;
+        // Of blocks that are not whole everything is asked for again.
+        self.missing = state.here.iter().map(|here| !here.is_whole()).collect();
         ended
     }
 
@@ -256,10 +258,10 @@ impl Heard<'_> {
         loop {
             let head = reader.head()?;
             match head.kind {
-                BLOCK | PLACED => {
+                PART | PLACED => {
                     let wanted = || !self.control.is_cancelled();
-                    let (block, payload) = inlet.receive(head, reader, &wanted)?;
-                    self.block(block, self.converted(payload))?;
+                    let (part, payload) = inlet.receive(head, reader, &wanted)?;
+                    self.part(part, self.converted(&part, payload)?)?;
                 }
                 MESSAGE => match Message::decode(&reader.body(head, ANSWER_BYTES_MAX)?)? {
                     Message::Alive => {
@@ -279,38 +281,41 @@ impl Heard<'_> {
         }
     }
 
-    fn converted(&self, payload: Box<dyn Payload>) -> Box<dyn Payload> {
+    fn converted(
+        &self,
+        part: &Part,
+        payload: Box<dyn Payload>,
+    ) -> Result<Box<dyn Payload>, TransferError> {
         if self.theirs == self.own {
-            return payload;
+            return Ok(payload);
         }
-        let mut bytes = vec![0; self.own.body_bytes()];
-        convert_body(&self.theirs, payload.bytes(), &self.own, &mut bytes);
-        Box::new(Converted {
+        let mut bytes = vec![0; part.bytes(&self.own)?];
+        convert_layers(&self.theirs, payload.bytes(), &self.own, &mut bytes);
+        Ok(Box::new(Converted {
             bytes,
             _place: payload,
-        })
+        }))
     }
 
-    /// Hands a block to the step loop. One that nobody asked for ends the transfer.
-    fn block(&self, block: u32, payload: Box<dyn Payload>) -> Result<(), TransferError> {
+    /// Hands a part to the step loop. One that nobody asked for ends the transfer.
+    fn part(&self, part: Part, payload: Box<dyn Payload>) -> Result<(), TransferError> {
+        let unwanted = || TransferError::Malformed("a block that was not asked for");
         let mut state = lock(&self.state);
-        let missing = state
-            .missing
-            .get_mut(block as usize)
-            .filter(|missing| **missing);
-        let Some(missing) = missing else {
-            return Err(TransferError::Malformed("a block that was not asked for"));
-        };
-        *missing = false;
+        let here = state.here.get_mut(part.numbers()).ok_or_else(unwanted)?;
+        let mut whole = 0;
+        for here in here {
+            *here = here.with(&part, self.own.layers).ok_or_else(unwanted)?;
+            whole += usize::from(here.is_whole());
+        }
         drop(state);
         // Waits while the step loop has more to do than there is room for.
         if !self
             .engine
-            .kv_inbound(Inbound::block(self.number, block, payload))
+            .kv_inbound(Inbound::part(self.number, part, payload))
         {
             return Err(TransferError::Cancelled);
         }
-        lock(&self.state).left -= 1;
+        lock(&self.state).left -= whole;
         self.changed.notify_all();
         Ok(())
     }
@@ -335,6 +340,14 @@ impl Heard<'_> {
             Some(end) if state.left == 0 => Ok(end),
             _ => Err(state.failed.take().unwrap_or(TransferError::Cancelled)),
         }
+    }
+}
+
+fn unless_missing(missing: &bool) -> Layers {
+    if *missing {
+        Layers::default()
+    } else {
+        Layers::ALL
     }
 }
 
