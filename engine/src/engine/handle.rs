@@ -6,7 +6,7 @@
 //! to cancel: its flag is read at the start of the next step.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::mpsc::{self as mpsc_std, SyncSender, TrySendError};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::incoming::Inbound;
 use super::job::{HeldInfo, Job, Output, Remote, TicketId};
-use super::outgoing::{Answer, AttachRequest};
+use super::outgoing::{Answer, Arrival, AttachRequest};
 pub use super::queue::Load;
 use super::queue::{Queue, QueuePlace};
 use crate::error::{ApiError, Kind};
@@ -63,7 +63,6 @@ pub(super) enum Command {
     Release(TicketId, oneshot::Sender<bool>),
     Held(TicketId, oneshot::Sender<Option<HeldInfo>>),
     Inbound(Box<Inbound>),
-    Attach(Box<AttachRequest>, Answer),
     Received(TransferId),
     Lost(TransferId, Arc<Sender>),
     Abandon(TransferId),
@@ -96,6 +95,8 @@ pub(super) struct Shared {
 #[derive(Clone)]
 pub struct Handle {
     commands: SyncSender<Command>,
+    /// Looked at within steps, too.
+    receivers: mpsc_std::Sender<Arrival>,
     shared: Arc<Shared>,
 }
 
@@ -108,7 +109,14 @@ impl std::fmt::Debug for Handle {
 }
 
 impl Handle {
-    pub(super) fn new(commands: SyncSender<Command>, queue_max: usize, kv_blocks: usize) -> Self {
+    /// A handle with its channel, and the receivers that come over it.
+    pub(super) fn new(
+        commands: SyncSender<Command>,
+        queue_max: usize,
+        kv_blocks: usize,
+    ) -> (Self, mpsc_std::Receiver<Arrival>) {
+        // Bounded by the connections that other nodes may have.
+        let (receivers, arrivals) = mpsc_std::channel();
         let (active, _) = watch::channel(0);
         let shared = Shared {
             queue: Queue::new(queue_max),
@@ -117,10 +125,12 @@ impl Handle {
             draining: AtomicBool::new(false),
             ended: OnceLock::new(),
         };
-        Self {
+        let handle = Self {
             commands,
+            receivers,
             shared: Arc::new(shared),
-        }
+        };
+        (handle, arrivals)
     }
 
     pub(super) fn shared(&self) -> Arc<Shared> {
@@ -208,9 +218,9 @@ impl Handle {
     /// Asks for blocks on behalf of another node; the answer comes over `answer`, by the time the request
     /// names. False once the engine has stopped.
     pub fn kv_attach(&self, request: AttachRequest, answer: Answer) -> bool {
-        self.commands
-            .send(Command::Attach(Box::new(request), answer))
-            .is_ok()
+        let sent = self.receivers.send((request, answer)).is_ok();
+        self.wake();
+        sent
     }
 
     /// Another node has all blocks of a transfer.

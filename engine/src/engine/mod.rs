@@ -23,6 +23,7 @@ mod sequence;
 mod settle;
 mod step;
 mod tiers;
+mod within;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
@@ -56,7 +57,7 @@ use crate::scheduler::pace::{Beside, Pace};
 use crate::scheduler::turns::Turns;
 use handle::{Command, Shared, Submission};
 use incoming::InboundQueue;
-use outgoing::Outgoing;
+use outgoing::{Arrival, Outgoing};
 use pins::Pins;
 use sequence::Sequence;
 
@@ -115,9 +116,9 @@ pub struct Parts {
 /// Starts the engine's thread.
 pub fn start(parts: Parts) -> std::io::Result<(Handle, JoinHandle<()>)> {
     let (sender, commands) = sync_channel(COMMANDS_MAX);
-    let handle = Handle::new(sender, parts.queue_max, parts.kv_blocks as usize);
+    let (handle, receivers) = Handle::new(sender, parts.queue_max, parts.kv_blocks as usize);
     let shared = handle.shared();
-    let mut engine = Engine::new(parts, handle.shared());
+    let mut engine = Engine::new(parts, handle.shared(), receivers);
     let run = move || {
         // Set on a panic too: whoever watches must see that the thread is gone.
         let _ended = scopeguard(move || {
@@ -155,6 +156,8 @@ struct Engine {
     changes: Vec<TierChange>,
     pins: Pins,
     outgoing: Outgoing,
+    /// Receivers that have come.
+    receivers: Receiver<Arrival>,
     inbound: InboundQueue,
     sampler: Sampler,
     pace: Pace,
@@ -179,9 +182,10 @@ enum Next {
 }
 
 impl Engine {
-    fn new(mut parts: Parts, shared: Arc<Shared>) -> Self {
+    fn new(mut parts: Parts, shared: Arc<Shared>, receivers: Receiver<Arrival>) -> Self {
         Self {
             shared,
+            receivers,
             started: Instant::now(),
             pool: Pool::new(parts.kv_blocks),
             store: tiers::store(&mut parts),
@@ -271,7 +275,6 @@ impl Engine {
                 let _ = answer.send(self.pins.release(ticket, &mut self.pool));
             }
             Command::Inbound(inbound) => self.queue_inbound(*inbound),
-            Command::Attach(request, answer) => self.take_receiver(*request, answer),
             Command::Received(id) => self.receiver_has_all(id),
             Command::Lost(id, sender) => self.receiver_lost(id, &sender),
             Command::Abandon(id) => self.outgoing.abandon(id),

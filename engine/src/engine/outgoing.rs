@@ -12,41 +12,37 @@
 //! cannot be used twice). A connection that breaks is none of them: its receiver may come again with the
 //! key that only it has.
 
+mod cached;
 mod handover;
 mod runs;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cache_index::block::{BLOCK_TOKENS, BlockHash};
 
 use super::job::{HandOver, Job, Remote, TicketId};
 use super::pins::{HOLD_MAX, Pins};
-use super::sequence::{DiskWait, Sequence};
+use super::sequence::Sequence;
 use super::{Device, Engine};
-use crate::kv::store::Wanted;
 use crate::kv::table::{BlockTable, Scope};
 use crate::kv::transfer::sender::Sender;
 use crate::kv::transfer::{End, Reason, TransferError, TransferId};
 use crate::metrics::Metrics;
 use crate::scheduler::Chunk;
+use cached::Waiting;
 pub(super) use handover::Source;
 use handover::{Out, Stage};
 
 /// Receivers that may wait for their prefill.
 const PARKED_MAX: usize = 256;
-/// Receivers whose blocks may be on their way from the disk; others get what is in memory.
-const SEEKING_MAX: usize = 64;
 /// Transfers that are remembered once they are over, for as long as a ticket could have lived.
 const PAST_MAX: usize = 65_536;
 /// Whole blocks copied into windows within a pass, and once more after it: 512 tokens. The default model
 /// copies them in 3 ms.
 pub(super) const COPIED_MAX: usize = 32;
-/// How long what was fetched from the cache stays pinned.
-const CACHED_HOLD: Duration = Duration::from_secs(30);
-
 /// What a receiver asks for.
 #[derive(Debug)]
 pub enum Asked {
@@ -102,13 +98,17 @@ pub struct Accepted {
 
 pub(super) type Answer = SyncSender<Result<Accepted, TransferError>>;
 
+/// A receiver and the way to answer it.
+pub(super) type Arrival = (AttachRequest, Answer);
+
 /// All handovers of this node.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     open: HashMap<TransferId, Out>,
-    parked: Vec<(AttachRequest, Answer)>,
-    /// Receivers whose blocks are being read from the disk.
-    seeking: Vec<(AttachRequest, Answer, DiskWait)>,
+    parked: Vec<Arrival>,
+    cached: Waiting,
+    /// Passes so far.
+    pass: u64,
     past: VecDeque<(TransferId, Instant)>,
     past_ids: HashSet<TransferId>,
     /// There is more to copy, and room for it.
@@ -223,35 +223,6 @@ impl Outgoing {
         }
     }
 
-    /// Holds cached blocks for a receiver, under a ticket.
-    pub(super) fn open_cached(
-        &mut self,
-        ticket: TicketId,
-        blocks: u32,
-        request: AttachRequest,
-    ) -> Result<Accepted, TransferError> {
-        let id = TransferId(rand::random());
-        let key = rand::random();
-        let mut out = Out {
-            salt: None,
-            prompt: [0; 16],
-            blocks,
-            receiver: Arc::from(&*request.receiver),
-            stage: Stage::Held(ticket, End::default()),
-            cached: true,
-            key: Some(key),
-            link: None,
-        };
-        let missing = request
-            .missing
-            .iter()
-            .map(|(from, until)| (*from, (*until).min(blocks)));
-        let missing: Vec<_> = missing.filter(|(from, until)| from < until).collect();
-        out.link(request.sender, &missing)?;
-        self.open.insert(id, out);
-        Ok(Accepted { id, key, blocks })
-    }
-
     /// The request ended well, and its blocks are pinned.
     pub(super) fn held(&mut self, id: TransferId, ticket: TicketId, end: End) {
         if let Some(out) = self.open.get_mut(&id) {
@@ -323,6 +294,7 @@ impl Outgoing {
             let message = "no prefill named this transfer in time";
             let _ = answer.try_send(Err(refused(Reason::Unknown, message)));
         }
+        self.cached.expire(now);
         let gone = |out: &Out| matches!(out.stage, Stage::Held(ticket, _) if !pins.has(ticket));
         let over: Vec<_> = self
             .open
@@ -353,12 +325,8 @@ impl Outgoing {
 
     /// When the next receiver has waited long enough.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.parked.iter().map(|(request, _)| request.until).min()
-    }
-
-    /// Whether anybody waits for the disk.
-    pub(super) fn seeks(&self) -> bool {
-        !self.seeking.is_empty()
+        let waiting = self.parked.iter().chain(self.cached.crowded());
+        waiting.map(|(request, _)| request.until).min()
     }
 
     /// Handovers that are open.
@@ -392,6 +360,11 @@ impl Outgoing {
         }
     }
 
+    /// A pass begins.
+    pub(super) fn begin_pass(&mut self) {
+        self.pass += 1;
+    }
+
     /// The same as [`Outgoing::pump`] within a pass, which has computed so many layers of its chunks.
     pub(super) fn pump_within(
         &mut self,
@@ -408,9 +381,10 @@ impl Outgoing {
                     .find(|chunk| running[chunk.index].arrival == arrival),
                 Stage::Held(..) => None,
             };
-            if let (Some(chunk), Some(table), 1) = (chunk, table, computed) {
+            if let (Some(chunk), Some(table)) = (chunk, table) {
                 let tokens = running[chunk.index].computed + chunk.tokens;
-                out.begin_streams(table, tokens / BLOCK_TOKENS, source.layers);
+                let blocks = tokens / BLOCK_TOKENS;
+                out.begin_streams(self.pass, table, blocks, source.layers);
             }
             if let Some(table) = table {
                 out.stream(table, computed, source);
@@ -432,80 +406,6 @@ fn table_of<'a>(out: &Out, running: &'a [Sequence], pins: &'a Pins) -> Option<&'
 }
 
 impl Engine {
-    /// Takes a receiver in.
-    pub(super) fn take_receiver(&mut self, request: AttachRequest, answer: Answer) {
-        if let Asked::HandOver { .. } = request.asked {
-            self.outgoing.attach(request, answer);
-            return;
-        }
-        self.seek(request, answer, DiskWait::Open);
-    }
-
-    /// Looks once more for those that wait for the disk.
-    pub(super) fn seek_on(&mut self) {
-        for (request, answer, wait) in std::mem::take(&mut self.outgoing.seeking) {
-            self.seek(request, answer, wait);
-        }
-    }
-
-    /// Has what is on the disk read for a receiver, as long as that takes no longer than computing it
-    /// would, and then gives it everything that is in memory.
-    fn seek(&mut self, request: AttachRequest, answer: Answer, wait: DiskWait) {
-        let in_time = Instant::now() < request.until && self.outgoing.seeking.len() < SEEKING_MAX;
-        if let Asked::Cached {
-            chain,
-            tokens,
-            scope,
-        } = &request.asked
-            && in_time
-        {
-            let wanted = Wanted {
-                chain,
-                tokens,
-                salt: scope.salt.as_ref(),
-            };
-            let wait = self.reads_for(&wanted, wait);
-            if wait != DiskWait::Over {
-                self.outgoing.seeking.push((request, answer, wait));
-                return;
-            }
-        }
-        let accepted = self.hold_cached(request);
-        // Whoever asked may be gone.
-        let _ = answer.try_send(accepted);
-    }
-
-    /// Pins what pool and host memory hold of a prompt.
-    fn hold_cached(&mut self, request: AttachRequest) -> Result<Accepted, TransferError> {
-        let Asked::Cached {
-            scope,
-            chain,
-            tokens,
-        } = &request.asked
-        else {
-            return Err(refused(Reason::Malformed, "no prompt"));
-        };
-        let held = self.pool.overlap(chain).blocks;
-        let store = self.store.as_ref();
-        let below = store.map_or(0, |store| store.overlap(&chain[held..]));
-        if !self.pins.may_pin(held + below, 0, &self.pool) {
-            return Err(refused(
-                Reason::Busy,
-                "too many blocks wait to be fetched here",
-            ));
-        }
-        let mut table = BlockTable::claim(&mut self.pool, scope.clone(), chain);
-        self.fetch(chain, tokens, &mut table);
-        let blocks = u32::try_from(table.hashes().len()).unwrap_or(u32::MAX);
-        let now = Instant::now();
-        let held = self.pins.pin(table, CACHED_HOLD, &mut self.pool, now);
-        let accepted = self.outgoing.open_cached(held.ticket, blocks, request);
-        if accepted.is_err() {
-            self.pins.release(held.ticket, &mut self.pool);
-        }
-        accepted
-    }
-
     /// Opens the handover that a request wants; false if its name was used before.
     pub(super) fn opens_hand_over(&mut self, sequence: &Sequence) -> bool {
         match &sequence.job.remote {

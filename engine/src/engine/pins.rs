@@ -42,9 +42,14 @@ impl Pins {
         self.pins.len()
     }
 
+    /// Blocks that may be pinned at most.
+    pub(super) fn most(pool: &Pool) -> usize {
+        pool.capacity() / POOL_PART
+    }
+
     /// Whether so many more blocks may be pinned beside those `expected` by running requests.
     pub(super) fn may_pin(&self, blocks: usize, expected: usize, pool: &Pool) -> bool {
-        self.blocks() + expected + blocks <= pool.capacity() / POOL_PART
+        self.blocks() + expected + blocks <= Self::most(pool)
     }
 
     /// Pins the full blocks of a table.

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use super::Engine;
 use super::job::{Remote, Work};
-use super::outgoing::{COPIED_MAX, Source};
+use super::outgoing::COPIED_MAX;
 use super::sequence::Sequence;
+use super::within::Within;
 use crate::error::ApiError;
 use crate::metrics::Ending;
 use crate::model::{Pass, ReadLayers, SeqInput};
@@ -25,7 +26,7 @@ impl Engine {
         self.drop_gone(started);
         self.expire_pins(started);
         self.poll_disk();
-        self.seek_on();
+        self.take_receivers();
         self.take_inbound(started);
         let plan = self.schedule();
         if !plan.chunks.is_empty() {
@@ -78,6 +79,9 @@ impl Engine {
             output,
             outgoing,
             pins,
+            pool,
+            store,
+            receivers,
             ..
         } = self;
         let batch: Vec<_> = chunks.iter().map(|chunk| input(running, chunk)).collect();
@@ -95,19 +99,20 @@ impl Engine {
             capture,
         };
         let (device, metrics) = (&mut parts.device, &parts.metrics);
-        let (layers, layer_bytes) = (parts.layers, device.block_bytes() / parts.layers);
-        let mut left = COPIED_MAX;
-        let mut watch = |computed: usize, read: &ReadLayers<'_>| {
-            let mut source = Source {
-                layers,
-                layer_bytes,
-                read: &mut |block, layers, to| read(block, layers, to),
-                left: &mut left,
-                within_pass: true,
-                metrics: &metrics.transfers,
-            };
-            outgoing.pump_within((running, chunks), pins, computed, &mut source);
+        outgoing.begin_pass();
+        let mut within = Within {
+            outgoing,
+            pins,
+            pool,
+            store: store.as_ref(),
+            receivers,
+            running,
+            chunks,
+            metrics,
+            layers: (parts.layers, device.block_bytes() / parts.layers),
+            left: COPIED_MAX,
         };
+        let mut watch = |computed: usize, read: &ReadLayers<'_>| within.layer(computed, read);
         let run = || device.run_watched(&pass, output, &mut watch);
         match catch_unwind(AssertUnwindSafe(run)) {
             Err(panic) => Err(ApiError::internal(format!(

@@ -55,6 +55,8 @@ pub(super) struct Link {
     /// Blocks to send of which nothing has been sent.
     missing: Runs,
     streams: Vec<Stream>,
+    /// The last pass whose blocks are among them.
+    pass: u64,
     pub(super) ended: bool,
     last_said: Instant,
 }
@@ -156,6 +158,7 @@ impl Out {
             sender,
             missing: Runs::new(missing, self.blocks).ok_or_else(wrong)?,
             streams: Vec::new(),
+            pass: 0,
             ended: false,
             last_said: Instant::now(),
         };
@@ -165,14 +168,21 @@ impl Out {
         Ok(())
     }
 
-    /// A pass begins that completes the blocks up to this one: they go out as they are computed.
-    pub(super) fn begin_streams(&mut self, table: &BlockTable, upto: usize, layers: usize) {
+    /// This pass completes the blocks up to this one: they go out as they are computed.
+    pub(super) fn begin_streams(
+        &mut self,
+        pass: u64,
+        table: &BlockTable,
+        upto: usize,
+        layers: usize,
+    ) {
         let Some(link) = &mut self.link else {
             return;
         };
-        if layers > STREAMED_LAYERS_MAX {
+        if link.pass == pass || layers > STREAMED_LAYERS_MAX {
             return;
         }
+        link.pass = pass;
         let upto = u32::try_from(upto).unwrap_or(u32::MAX).min(self.blocks);
         let published = u32::try_from(table.hashes().len()).unwrap_or(u32::MAX);
         for run in link.missing.take(published..upto) {

@@ -11,6 +11,7 @@ mod fair;
 mod grammar;
 mod many;
 mod pinned;
+mod receivers;
 mod shared;
 mod speculate;
 mod stepper;
@@ -18,6 +19,7 @@ mod tiers;
 mod transfers;
 mod vectors;
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -72,12 +74,27 @@ struct Gate {
     closed: Mutex<bool>,
     changed: Condvar,
     passes: AtomicUsize,
+    /// Done after the layers of a pass, one each.
+    after_layers: Mutex<VecDeque<Hook>>,
 }
+
+type Hook = Box<dyn FnOnce() + Send>;
 
 impl Gate {
     fn set_closed(&self, closed: bool) {
         *self.closed.lock().unwrap() = closed;
         self.changed.notify_all();
+    }
+
+    fn after_layers(&self, hooks: impl IntoIterator<Item = Hook>) {
+        self.after_layers.lock().unwrap().extend(hooks);
+    }
+
+    fn layer(&self) {
+        let hook = self.after_layers.lock().unwrap().pop_front();
+        if let Some(hook) = hook {
+            hook();
+        }
     }
 
     fn pass(&self) {
@@ -177,6 +194,7 @@ impl Device for Scripted {
                 assert!(!is_new || layers.end <= computed, "not computed yet");
                 copy_out(&self.memory[block.0 as usize][tokens_of(layers)], to);
             });
+            self.gate.layer();
         }
         Ok(())
     }

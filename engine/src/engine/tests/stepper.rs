@@ -19,8 +19,8 @@ pub(super) struct Stepper {
 impl Stepper {
     pub(super) fn new(parts: Parts) -> Self {
         let (sender, commands) = sync_channel(COMMANDS_MAX);
-        let handle = Handle::new(sender, parts.queue_max, parts.kv_blocks as usize);
-        let mut engine = Engine::new(parts, handle.shared());
+        let (handle, receivers) = Handle::new(sender, parts.queue_max, parts.kv_blocks as usize);
+        let mut engine = Engine::new(parts, handle.shared(), receivers);
         if let Some(store) = &mut engine.store {
             store.rates = crate::kv::store::choose::Rates::frozen();
         }

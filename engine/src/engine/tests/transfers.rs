@@ -18,7 +18,7 @@ use crate::kv::transfer::{End, First, Medium, Payload, Reason, TransferError, Tr
 
 const ID: TransferId = TransferId([7; 16]);
 
-type Granted = Result<Accepted, TransferError>;
+pub(super) type Granted = Result<Accepted, TransferError>;
 
 fn stepper(kv_blocks: u32) -> (Stepper, Receiver<Order>) {
     let (orders, to_fetch) = sync_channel(4);
@@ -279,9 +279,9 @@ fn a_dry_pool_lets_go_of_what_has_not_joined() {
 
 /// A window that remembers what was put into it.
 #[derive(Debug, Default)]
-struct Memory {
-    free: Mutex<Vec<u32>>,
-    put: Mutex<Vec<Vec<u8>>>,
+pub(super) struct Memory {
+    pub(super) free: Mutex<Vec<u32>>,
+    pub(super) put: Mutex<Vec<Vec<u8>>>,
 }
 
 impl Window for Memory {
