@@ -185,6 +185,7 @@ impl Prompt {
             prompt: prompt_digest(&self.chain, &self.tokens),
             chain: self.chain.clone(),
             timeout: Duration::from_secs(30),
+            total: None,
             on_failure: OnFailure::Fail,
         })))
     }

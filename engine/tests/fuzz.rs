@@ -159,7 +159,7 @@ fn transfer() -> Value {
     json!({
         "do_remote_prefill": true, "transfer_id": "0123456789abcdef0123456789abcdef",
         "remote_engine_id": "e", "remote_endpoints": ["unix:/s", "tcp://127.0.0.1:1"],
-        "timeout_ms": 5, "on_failure": "error",
+        "timeout_ms": 5, "total_timeout_ms": 7, "on_failure": "error",
     })
 }
 

@@ -333,6 +333,7 @@ impl Config {
         Params {
             b: self.policy.b,
             split_tokens_min: self.disaggregation.uncached_tokens_min,
+            stall: self.disaggregation.stall,
             ..Params::default()
         }
     }

@@ -65,6 +65,10 @@ pub struct Args {
     /// Tokens of these answers
     #[arg(long, default_value_t = 256)]
     pub stream_tokens: u32,
+    /// Prompts of each of their readers, who begins again after the last: with 1 they are cached, and
+    /// only answers are computed
+    #[arg(long, default_value_t = 24)]
+    pub stream_prompts: usize,
     /// Agents at work at a time
     #[arg(long, default_value_t = 5)]
     pub agents: usize,
@@ -86,6 +90,9 @@ pub struct Args {
     /// Bound of the time per token, as a multiple of that of all streams alone on one node
     #[arg(long, default_value_t = 2.0)]
     pub tpot_bound: f64,
+    /// The gateway's `disaggregation.stall`: what streams lose by a prompt beside them, against first tokens
+    #[arg(long, default_value_t = 1.0)]
+    pub stall: f64,
     /// Measured seconds of each arrangement in each round
     #[arg(long, default_value_t = 45.0)]
     pub seconds: f64,
@@ -148,6 +155,7 @@ pub async fn run(args: &Args) -> Result<Disaggregation, LoadError> {
         streams: args.streams,
         stream_prompt_tokens: args.stream_prompt_tokens,
         stream_tokens: args.stream_tokens,
+        stream_prompts: args.stream_prompts,
         turns_per_s: args.load / uncontended.turn_s(),
         agents: args.agents,
         growth,
@@ -184,6 +192,7 @@ fn check(args: &Args) -> Result<(), LoadError> {
     positive("--tpot-bound", args.tpot_bound)?;
     for (flag, count) in [
         ("--streams", args.streams),
+        ("--stream-prompts", args.stream_prompts),
         ("--agents", args.agents),
         ("--turns", args.turns),
         ("--first-tokens", args.first_tokens),
@@ -235,7 +244,7 @@ impl Bench<'_> {
             let arrangement = &args.arrangements[at];
             let folder = folder.join(format!("{}-{arrangement}", round + 1));
             std::fs::create_dir(&folder).map_err(LoadError::file(&folder))?;
-            let stack = Stack::start(args, arrangement, &model, &folder).await?;
+            let stack = start(args, arrangement, &model, &folder).await?;
             let played = play(&stack, &model, &plan, window, until).await?;
             let transfers = stack.transfers().await?;
             let tpot_ms = self.uncontended.tpot_ms;
@@ -261,6 +270,22 @@ impl Bench<'_> {
             turns_per_s: self.shape.turns_per_s,
             rows: rows.map(row).collect(),
         }
+    }
+}
+
+/// Starts an arrangement; once more where another program has taken a port that was free.
+async fn start(
+    args: &Args,
+    arrangement: &Arrangement,
+    model: &str,
+    folder: &Path,
+) -> Result<Stack, LoadError> {
+    match Stack::start(args, arrangement, model, folder).await {
+        Err(error) => {
+            eprintln!("starting {arrangement} once more: {error}");
+            Stack::start(args, arrangement, model, folder).await
+        }
+        started => started,
     }
 }
 

@@ -108,7 +108,8 @@ impl Engine {
         }
         let late = |s: &Sequence| s.coming.deadline().is_some_and(|deadline| deadline <= now);
         while let Some(index) = self.waiting.iter().position(late) {
-            self.transfer_failed(index, &TransferError::Stalled);
+            let error = self.waiting[index].coming.lateness(now);
+            self.transfer_failed(index, &error);
         }
     }
 
@@ -173,6 +174,7 @@ impl Engine {
             control,
             timeout: take_over.timeout,
             deadline: Instant::now() + take_over.timeout,
+            until: take_over.total.map(|total| Instant::now() + total),
         }));
         Ok(())
     }

@@ -155,6 +155,8 @@ pub struct TakeOver {
     pub chain: Vec<BlockHash>,
     /// How long nothing may come from there.
     pub timeout: Duration,
+    /// How long all of it may take, if that is bounded.
+    pub total: Option<Duration>,
     /// What becomes of the request if it fails.
     pub on_failure: OnFailure,
 }

@@ -400,6 +400,7 @@ fn halves(request: &Generation, chain: &[BlockHash], prompt: &[u32]) -> (Work, R
                 prompt: prompt_digest(chain, prompt),
                 chain: chain.to_vec(),
                 timeout: from.timeout,
+                total: from.total,
                 on_failure: from.on_failure,
             };
             (Work::Generate, Remote::TakeOver(Box::new(take_over)))

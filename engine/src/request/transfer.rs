@@ -56,6 +56,8 @@ pub struct TransferFrom {
     pub endpoints: Vec<Endpoint>,
     /// How long nothing may come.
     pub timeout: Duration,
+    /// How long all of it may take, if that is bounded.
+    pub total: Option<Duration>,
     /// What becomes of the request then.
     pub on_failure: OnFailure,
 }
@@ -111,6 +113,7 @@ fn from(
         sender: engine_id(params)?,
         endpoints: endpoints(params, endpoints_in)?,
         timeout: timeout(params)?,
+        total: duration(params, "total_timeout_ms")?,
         on_failure,
     }))
 }
@@ -137,9 +140,13 @@ fn engine_id(params: &Fields<'_>) -> Result<Arc<str>, ApiError> {
 }
 
 fn timeout(params: &Fields<'_>) -> Result<Duration, ApiError> {
+    Ok(duration(params, "timeout_ms")?.unwrap_or(TIMEOUT_DEFAULT))
+}
+
+fn duration(params: &Fields<'_>, name: &'static str) -> Result<Option<Duration>, ApiError> {
     let most = HOLD_MAX.as_millis() as usize;
-    let asked = params.count("timeout_ms", (1, most))?;
-    Ok(asked.map_or(TIMEOUT_DEFAULT, |ms| Duration::from_millis(ms as u64)))
+    let asked = params.count(name, (1, most))?;
+    Ok(asked.map(|ms| Duration::from_millis(ms as u64)))
 }
 
 fn endpoints(params: &Fields<'_>, name: &'static str) -> Result<Vec<Endpoint>, ApiError> {

@@ -12,6 +12,8 @@ use super::file::{seconds, value};
 pub struct DisaggregationConfig {
     /// A prompt with fewer uncached tokens on the node that answers is computed there.
     pub uncached_tokens_min: u64,
+    /// Weight of what a node's streams lose while a prompt is computed beside them.
+    pub stall: f64,
     /// Longest wait for a prompt that another node computes.
     pub prefill_timeout: Duration,
     /// Longest wait from then to the first byte of a streamed answer.
@@ -27,6 +29,7 @@ pub struct DisaggregationConfig {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct DisaggregationFile {
     uncached_tokens_min: u64,
+    stall: f64,
     prefill_timeout_s: f64,
     transfer_timeout_s: f64,
     kv_bytes_per_token: Option<u64>,
@@ -37,6 +40,7 @@ impl Default for DisaggregationFile {
     fn default() -> Self {
         Self {
             uncached_tokens_min: policies::pick::Params::default().split_tokens_min,
+            stall: policies::pick::Params::default().stall,
             // Half of what a node's answer may take: the rest is another node's chance.
             prefill_timeout_s: 300.0,
             // The time for which vLLM's NIXL connector keeps what was computed.
@@ -51,6 +55,7 @@ impl DisaggregationFile {
     pub(super) fn check(self) -> Result<DisaggregationConfig, ConfigError> {
         let Self {
             uncached_tokens_min,
+            stall,
             prefill_timeout_s,
             transfer_timeout_s,
             kv_bytes_per_token,
@@ -64,10 +69,14 @@ impl DisaggregationFile {
                 Err(value(&key, number, format!("1 to {most}")))
             }
         };
+        if !(0.0..=1000.0).contains(&stall) {
+            return Err(value("disaggregation.stall", stall, "0 to 1000"));
+        }
         let prefill = "disaggregation.prefill_timeout_s";
         let transfer = "disaggregation.transfer_timeout_s";
         Ok(DisaggregationConfig {
             uncached_tokens_min,
+            stall,
             prefill_timeout: seconds(prefill, prefill_timeout_s)?,
             transfer_timeout: seconds(transfer, transfer_timeout_s)?,
             kv_bytes_per_token: checked("kv_bytes_per_token", kv_bytes_per_token, 1 << 30)?,

@@ -223,6 +223,10 @@ fn roles_that_do_not_fit_together_are_told_apart() {
             Err("disaggregation.prefill_timeout_s"),
         ),
         (
+            "[disaggregation]\nstall = -1.0".to_owned(),
+            Err("`disaggregation.stall` is -1; allowed: 0 to 1000"),
+        ),
+        (
             "[disaggregation]\nkv_bytes_per_token = 0".to_owned(),
             Err("disaggregation.kv_bytes_per_token"),
         ),

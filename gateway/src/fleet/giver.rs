@@ -23,6 +23,8 @@ const BLOCKS_MIN: usize = 16;
 /// receiver computes.
 const PATIENCE: f64 = 10.0;
 const PATIENCE_MS: (f64, f64) = (1_000.0, 10_000.0);
+/// How long all of it may take, in those.
+const WHOLE: f64 = 2.0;
 
 /// A node that holds the beginning of a prompt, and would give it.
 pub(crate) struct Giver {
@@ -64,6 +66,7 @@ impl Giver {
             "fetch_from": endpoints,
             "remote_engine_id": self.kv.engine_id,
             "timeout_ms": timeout_ms.round() as u64,
+            "total_timeout_ms": (WHOLE * timeout_ms).round() as u64,
         });
         Some(format!(r#","kv_transfer_params":{params}"#))
     }

@@ -15,8 +15,6 @@ use crate::engine_bench::prompts::Prompts;
 
 /// Between the first questions of two readers.
 const STAGGER_S: f64 = 0.5;
-/// Prompts of each reader; one who reads faster begins again.
-const READER_PROMPTS: usize = 24;
 
 /// The shape of the workload.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +23,8 @@ pub(super) struct Shape {
     pub(super) streams: usize,
     pub(super) stream_prompt_tokens: usize,
     pub(super) stream_tokens: u32,
+    /// Prompts of each reader, who begins again after the last.
+    pub(super) stream_prompts: usize,
     /// Agents' turns in a second, on average.
     pub(super) turns_per_s: f64,
     pub(super) agents: usize,
@@ -120,7 +120,7 @@ pub(super) fn plan(shape: &Shape, prompts: &mut Prompts) -> Plan {
             prompt: prompts.next(shape.stream_prompt_tokens),
             tokens: shape.stream_tokens,
         };
-        readers.push((0..READER_PROMPTS).map(stream).collect());
+        readers.push((0..shape.stream_prompts).map(stream).collect());
     }
     let mut turns = Vec::new();
     let mut at = exponential(&mut random, shape.turns_per_s);

@@ -134,7 +134,9 @@ impl Stack {
         let gguf = gguf.map_err(LoadError::file(&args.model))?;
         let mut config = format!(
             "listen = \"{address}\"\nadmin = \"{admin}\"\ndata = {data:?}\n\
-             node_token_file = {token_file:?}\n\n[[models]]\nid = {model:?}\ngguf = {gguf:?}\n"
+             node_token_file = {token_file:?}\n\n[[models]]\nid = {model:?}\ngguf = {gguf:?}\n\n\
+             [disaggregation]\nstall = {:?}\n",
+            args.stall
         );
         for (node, id) in nodes.iter().zip(IDS) {
             let Node {

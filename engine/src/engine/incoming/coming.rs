@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use crate::engine::job::{Remote, TakeOver};
 use crate::engine::sequence::Sequence;
 use crate::kv::table::BlockTable;
-use crate::kv::transfer::First;
 use crate::kv::transfer::client::Control;
 use crate::kv::transfer::part::Layers;
+use crate::kv::transfer::{First, TransferError};
 
 /// How a request stands with the node that has its prompt.
 #[derive(Debug)]
@@ -31,7 +31,10 @@ pub(in crate::engine) struct Receiving {
     pub(super) here: Vec<Layers>,
     pub(super) control: Arc<Control>,
     pub(super) timeout: Duration,
+    /// When nothing has come for too long.
     pub(super) deadline: Instant,
+    /// When all of it has taken too long.
+    pub(super) until: Option<Instant>,
 }
 
 /// A prompt that is here.
@@ -73,8 +76,19 @@ impl Coming {
 
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self {
-            Self::Blocks(receiving) => Some(receiving.deadline),
+            Self::Blocks(receiving) => Some(match receiving.until {
+                Some(until) => until.min(receiving.deadline),
+                None => receiving.deadline,
+            }),
             Self::Open | Self::Here(_) | Self::Over => None,
+        }
+    }
+
+    /// What one that is past its deadline has failed by.
+    pub(super) fn lateness(&self, now: Instant) -> TransferError {
+        match self {
+            Self::Blocks(receiving) if receiving.deadline > now => TransferError::Slow,
+            _ => TransferError::Stalled,
         }
     }
 }

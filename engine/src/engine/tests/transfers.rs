@@ -39,6 +39,7 @@ fn take_over(prompt: &[u32], output_max: usize) -> Job {
         prompt: prompt_digest(&chain, prompt),
         chain,
         timeout: Duration::from_secs(30),
+        total: None,
         on_failure: OnFailure::Recompute,
     }));
     job
@@ -275,6 +276,26 @@ fn a_dry_pool_lets_go_of_what_has_not_joined() {
     assert_eq!(stepper.engine.parts.metrics.preemptions.get(), 0);
     assert_eq!(stepper.engine.parts.metrics.transfers.failed.get(), 1);
     stepper.end();
+}
+
+/// Would catch a request that is held for as long as something trickles in.
+#[test]
+fn what_takes_too_long_as_a_whole_is_given_up() {
+    let prompt = Random(12).tokens(64);
+    let (mut stepper, orders) = stepper(32);
+    let mut wanted = take_over(&prompt, 3);
+    if let Remote::TakeOver(take_over) = &mut wanted.remote {
+        take_over.total = Some(Duration::ZERO);
+    }
+    let told = stepper.submit(wanted);
+    stepper.step();
+    let order = orders.try_recv().expect("an order");
+    stepper.comes(&order, &prompt, 0);
+    assert!(stepper.handle.kv_inbound(Inbound::alive(order.number)));
+    stepper.step();
+    assert_eq!(stepper.engine.parts.metrics.transfers.failed.get(), 1);
+    // The block that came was used.
+    assert_eq!(stepper.check(told, &prompt, 3), 64 - 16 + 2);
 }
 
 /// A window that remembers what was put into it.

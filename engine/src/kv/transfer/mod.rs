@@ -215,6 +215,9 @@ pub enum TransferError {
     /// Nothing came for too long.
     #[error("nothing came within the time allowed")]
     Stalled,
+    /// All of it took too long.
+    #[error("it did not all come within the time allowed")]
+    Slow,
     /// There is nowhere to connect to.
     #[error("none of the endpoints could be reached")]
     Unreachable,

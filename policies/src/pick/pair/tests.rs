@@ -166,7 +166,19 @@ fn a_decode_node_helps_out_where_the_prefill_nodes_are_far_behind() {
     );
     let stall = decision.candidates[0].terms.stall_ms;
     assert!((stall - 5.0 * 1600.0).abs() < 1e-6, "{stall}");
-    check("many streams", &request(), &[behind, streams(80)], "p>d");
+    check(
+        "many streams",
+        &request(),
+        &[behind.clone(), streams(80)],
+        "p>d",
+    );
+    // An operator to whom streams matter more.
+    let params = Params {
+        stall: 20.0,
+        ..Params::default()
+    };
+    let decision = decide(&request(), &[behind, streams(4)], &params).expect("a node");
+    assert!(decision.pair().is_some(), "{decision:#?}");
 }
 
 #[test]
