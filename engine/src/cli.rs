@@ -78,7 +78,8 @@ struct WipeArgs {
 
 #[derive(Debug, Args)]
 struct ServeArgs {
-    /// GGUF file of the model (llama family; F32, F16, Q8_0, Q4_0 or Q4_1).
+    /// GGUF file of the model (Llama, Mistral, Qwen2, Qwen3; F32, F16, BF16, Q8_0, Q4_0, Q4_1,
+    /// Q5_0, Q5_1, Q4_K, Q5_K or Q6_K).
     #[arg(long, value_name = "PATH")]
     model: PathBuf,
     /// Address to listen at; port 0 takes a free one. Beyond loopback a node token is demanded.

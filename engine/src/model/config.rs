@@ -1,13 +1,50 @@
-//! The numbers a llama model is built from, read from the file's metadata and checked.
+//! The numbers a model is built from, read from the file's metadata and checked.
 
 use prompt::gguf::Header;
 
 use super::error::ModelError;
+use super::rope::RopeScaling;
+use crate::ops::Pairs;
 
-/// The hyperparameters of a llama model. Made only by [`ModelConfig::from_header`], so that every
+/// Families that there is a forward pass for, by `general.architecture`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Architecture {
+    /// Llama 2 and 3, SmolLM2, Mistral.
+    Llama,
+    /// Qwen2 and Qwen2.5: biases of queries, keys and values.
+    Qwen2,
+    /// Qwen3, dense: each head's queries and keys are normed.
+    Qwen3,
+}
+
+impl Architecture {
+    /// All of them.
+    pub const ALL: [Architecture; 3] = [Self::Llama, Self::Qwen2, Self::Qwen3];
+
+    /// The name in a file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+
+    /// Which outputs of the query and key matrices rope turns together, as files store them.
+    pub(crate) fn pairs(self) -> Pairs {
+        match self {
+            Self::Llama => Pairs::Neighbours,
+            Self::Qwen2 | Self::Qwen3 => Pairs::Halves,
+        }
+    }
+}
+
+/// The hyperparameters of a model. Made only by [`ModelConfig::from_header`], so that every
 /// value lies in a range the ops can run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ModelConfig {
+    /// The family.
+    pub architecture: Architecture,
     /// Entries of the vocabulary.
     pub vocab: usize,
     /// Transformer layers.
@@ -26,6 +63,10 @@ pub struct ModelConfig {
     pub context: usize,
     /// Base of the rotary frequencies.
     pub rope_base: f32,
+    /// What is done to them for longer contexts.
+    pub rope_scaling: RopeScaling,
+    /// Positions that a query sees, its own among them; none if it sees all before it.
+    pub window: Option<usize>,
     /// Added to the mean square in every norm.
     pub rms_eps: f32,
 }
@@ -44,42 +85,50 @@ impl ModelConfig {
             .ok_or_else(|| ModelError::Metadata {
                 key: "general.architecture".into(),
             })?;
-        if architecture != "llama" {
-            return Err(ModelError::Architecture {
+        let known = Architecture::ALL.into_iter();
+        let architecture = known
+            .into_iter()
+            .find(|known| known.as_str() == architecture)
+            .ok_or_else(|| ModelError::Architecture {
                 found: architecture.to_owned(),
-            });
-        }
-        let width = size(header, "llama.embedding_length")?;
-        let heads = size(header, "llama.attention.head_count")?;
-        let kv_heads = optional_size(header, "llama.attention.head_count_kv")?.unwrap_or(heads);
+            })?;
+        let key = |name: &str| format!("{}.{name}", architecture.as_str());
+        let width = size(header, &key("embedding_length"))?;
+        let heads = size(header, &key("attention.head_count"))?;
+        let kv_heads = optional_size(header, &key("attention.head_count_kv"))?.unwrap_or(heads);
         if heads % kv_heads != 0 {
             return Err(ModelError::Value {
-                key: "llama.attention.head_count_kv".into(),
+                key: key("attention.head_count_kv"),
                 found: kv_heads.to_string(),
                 allowed: format!("a divisor of the {heads} heads"),
             });
         }
-        let head_dim = match optional_size(header, "llama.attention.key_length")? {
+        let head_dim = match optional_size(header, &key("attention.key_length"))? {
             Some(head_dim) => head_dim,
             None => width / heads,
         };
+        let context = size(header, &key("context_length"))?;
+        let eps = key("attention.layer_norm_rms_epsilon");
         let config = ModelConfig {
+            architecture,
             vocab: vocabulary(header)?,
-            layers: size(header, "llama.block_count")?,
+            layers: size(header, &key("block_count"))?,
             width,
             heads,
             kv_heads,
             head_dim,
-            ff: size(header, "llama.feed_forward_length")?,
-            context: size(header, "llama.context_length")?,
-            rope_base: float(header, "llama.rope.freq_base")?.unwrap_or(10_000.0),
-            rms_eps: float(header, "llama.attention.layer_norm_rms_epsilon")?.unwrap_or(1e-5),
+            ff: size(header, &key("feed_forward_length"))?,
+            context,
+            rope_base: float(header, &key("rope.freq_base"))?.unwrap_or(10_000.0),
+            rope_scaling: rope_scaling(header, &key, context)?,
+            window: optional_size(header, &key("attention.sliding_window"))?,
+            rms_eps: float(header, &eps)?.unwrap_or(1e-5),
         };
-        config.check(header)?;
+        config.check(header, &key)?;
         Ok(config)
     }
 
-    fn check(&self, header: &Header) -> Result<(), ModelError> {
+    fn check(&self, header: &Header, key: &dyn Fn(&str) -> String) -> Result<(), ModelError> {
         // Heads are handled in vectors of 16, and rope splits a head in two halves.
         require(
             self.head_dim.is_multiple_of(32) && self.head_dim <= 256,
@@ -90,47 +139,70 @@ impl ModelConfig {
         // Weights and activations are quantised in blocks of 32.
         require(
             self.width.is_multiple_of(32),
-            "llama.embedding_length",
+            &key("embedding_length"),
             self.width,
             "a multiple of 32",
         )?;
         require(
             self.ff.is_multiple_of(32),
-            "llama.feed_forward_length",
+            &key("feed_forward_length"),
             self.ff,
             "a multiple of 32",
         )?;
-        if let Some(rotated) = optional_size(header, "llama.rope.dimension_count")? {
-            require(
-                rotated == self.head_dim,
-                "llama.rope.dimension_count",
-                rotated,
-                "the head size",
-            )?;
+        if let Some(rotated) = optional_size(header, &key("rope.dimension_count"))? {
+            let name = key("rope.dimension_count");
+            require(rotated == self.head_dim, &name, rotated, "the head size")?;
         }
-        let scaling = header
-            .metadata
-            .get("llama.rope.scaling.type")
-            .and_then(|v| v.as_str());
-        if let Some(kind) = scaling.filter(|kind| *kind != "none") {
-            return Err(ModelError::Value {
-                key: "llama.rope.scaling.type".into(),
-                found: kind.to_owned(),
-                allowed: "none (scaled rope is not supported yet)".into(),
-            });
-        }
-        if header
-            .tensors
-            .iter()
-            .any(|tensor| tensor.name == "rope_freqs.weight")
-        {
-            return Err(ModelError::Value {
-                key: "rope_freqs.weight".into(),
-                found: "present".into(),
-                allowed: "absent (scaled rope is not supported yet)".into(),
-            });
+        if let Some(values) = optional_size(header, &key("attention.value_length"))? {
+            let name = key("attention.value_length");
+            require(values == self.head_dim, &name, values, "the head size")?;
         }
         Ok(())
+    }
+}
+
+/// The tensor with a factor for each pair of a head.
+pub(crate) const PAIR_FACTORS: &str = "rope_freqs.weight";
+
+fn rope_scaling(
+    header: &Header,
+    key: &dyn Fn(&str) -> String,
+    context: usize,
+) -> Result<RopeScaling, ModelError> {
+    if header.tensors.iter().any(|t| t.name == PAIR_FACTORS) {
+        return Ok(RopeScaling::PerPair);
+    }
+    let name = key("rope.scaling.type");
+    let kind = header.metadata.get(&*name).and_then(|v| v.as_str());
+    let number = |name: &str| float(header, &key(name));
+    let factor = match number("rope.scaling.factor")? {
+        // Files of before 2023-08 had the inverse.
+        None => number("rope.scale_linear")?.unwrap_or(1.0),
+        Some(factor) => factor,
+    };
+    match kind {
+        None if factor != 1.0 => Ok(RopeScaling::Linear { factor }),
+        None | Some("none") => Ok(RopeScaling::None),
+        Some("linear") => Ok(RopeScaling::Linear { factor }),
+        Some("yarn") => {
+            let original = optional_size(header, &key("rope.scaling.original_context_length"))?;
+            let more = match number("rope.scaling.yarn_attn_factor")? {
+                None => number("rope.scaling.attn_factor")?.unwrap_or(1.0),
+                Some(more) => more,
+            };
+            Ok(RopeScaling::Yarn {
+                factor,
+                original: original.unwrap_or(context),
+                fast: number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                slow: number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                attention: more * (0.1 * factor.ln() + 1.0),
+            })
+        }
+        Some(other) => Err(ModelError::Value {
+            key: name,
+            found: other.to_owned(),
+            allowed: "none, linear or yarn".into(),
+        }),
     }
 }
 

@@ -26,7 +26,7 @@ pub enum ModelError {
         source: prompt::gguf::GgufError,
     },
     /// A model of a family that has no forward pass here.
-    #[error("the model's architecture is {found:?}; this engine runs: llama")]
+    #[error("the model's architecture is {found:?}; this engine runs: llama, qwen2, qwen3")]
     Architecture {
         /// `general.architecture` as the file has it.
         found: String,
@@ -53,6 +53,14 @@ pub enum ModelError {
         /// The tensor's name.
         name: String,
     },
+    /// A weight that the family's forward pass knows nothing of: the answers would be wrong.
+    #[error("the model has a tensor {name} that {architecture} models are not known to have")]
+    TensorUnknown {
+        /// The tensor's name.
+        name: String,
+        /// The family.
+        architecture: &'static str,
+    },
     /// A weight has another shape than the hyperparameters imply.
     #[error("tensor {name} has the shape {found:?}, expected {expected:?}")]
     TensorShape {
@@ -64,7 +72,9 @@ pub enum ModelError {
         expected: Vec<u64>,
     },
     /// A weight is stored in a format that is not read here.
-    #[error("tensor {name} is stored as {found}; this engine reads F32, F16, Q8_0, Q4_0 and Q4_1")]
+    #[error(
+        "tensor {name} is stored as {found}; this engine reads F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K"
+    )]
     TensorType {
         /// The tensor's name.
         name: String,

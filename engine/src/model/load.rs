@@ -1,9 +1,9 @@
 //! From a file to a model that runs: the op set, the rank's part, the weights, the KV pool.
 
 use super::config::ModelConfig;
+use super::decoder::Decoder;
 use super::error::ModelError;
 use super::file::GgufFile;
-use super::llama::Llama;
 use super::part::Part;
 use super::pass::PassCheck;
 use super::{Model, ModelOptions, OpsKind, Variant, weights};
@@ -120,13 +120,13 @@ impl<'a> Loading<'a> {
         } = self;
         let part = Part::of(&config, ranks.rank())?;
         let weights = weights::load(file, (&config, &part), &mut ops, progress)?;
-        let llama = Llama::new(config, part, (ops, weights), options.kv_blocks, ranks);
+        let model = Decoder::new(config, part, (ops, weights), options.kv_blocks, ranks);
         Ok(Model {
             config,
             kv_blocks: options.kv_blocks,
             check: PassCheck::new(options.kv_blocks),
-            weight_bytes: llama.weight_bytes(),
-            runner: Box::new(llama),
+            weight_bytes: model.weight_bytes(),
+            runner: Box::new(model),
         })
     }
 }

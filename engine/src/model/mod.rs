@@ -9,6 +9,7 @@
 //! Left out on purpose: who gets which block, and when (`kv`, `scheduler`).
 
 pub mod config;
+mod decoder;
 pub mod error;
 pub mod file;
 mod llama;
@@ -16,6 +17,9 @@ mod load;
 mod memory;
 mod part;
 mod pass;
+mod qwen2;
+mod qwen3;
+mod rope;
 mod weights;
 
 use std::ops::Range;
@@ -25,16 +29,17 @@ use prompt::gguf::Header;
 use crate::kv::layout::{BlockLayout, HeadRange, KvDtype, LayoutError};
 pub use crate::kv::storage::{BLOCK_TOKENS, BlockId};
 pub use crate::ops::SeqInput;
-pub use config::ModelConfig;
+pub use config::{Architecture, ModelConfig};
 pub use error::{ForwardError, ModelError};
 pub use file::GgufFile;
 pub use pass::{Pass, PassOutput, ReadLayers, Watch};
+pub use rope::RopeScaling;
 
 use crate::ops::Ops;
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Avx2, Avx512, Isa as _};
 use crate::parallel::Collectives;
-use llama::Llama;
+use decoder::Decoder;
 use pass::PassCheck;
 
 /// Which implementation of the ops runs.
@@ -138,21 +143,21 @@ trait Runner: Send {
     fn scratch_bytes(&self) -> usize;
 }
 
-impl<O: Ops, C: Collectives> Runner for Llama<O, C> {
+impl<O: Ops, C: Collectives> Runner for Decoder<O, C> {
     fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput, watch: &mut Watch<'_>) {
-        Llama::run(self, pass, output, watch);
+        Decoder::run(self, pass, output, watch);
     }
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) {
-        Llama::copy_block(self, from, to);
+        Decoder::copy_block(self, from, to);
     }
 
     fn block_layout(&self) -> BlockLayout {
-        Llama::block_layout(self)
+        Decoder::block_layout(self)
     }
 
     fn export_block(&self, place: (BlockId, usize), tokens: usize, out: &mut Vec<u8>) {
-        Llama::export_block(self, place, tokens, out);
+        Decoder::export_block(self, place, tokens, out);
     }
 
     fn import_block(
@@ -160,27 +165,27 @@ impl<O: Ops, C: Collectives> Runner for Llama<O, C> {
         place: (BlockId, usize),
         bytes: &[u8],
     ) -> Result<HeadRange, LayoutError> {
-        Llama::import_block(self, place, bytes)
+        Decoder::import_block(self, place, bytes)
     }
 
     fn read_block(&self, block: BlockId, to: &mut [u8]) {
-        Llama::read_block(self, block, to);
+        Decoder::read_block(self, block, to);
     }
 
     fn write_block(&mut self, block: BlockId, from: &[u8]) {
-        Llama::write_block(self, block, from);
+        Decoder::write_block(self, block, from);
     }
 
     fn read_layers(&self, place: (BlockId, Range<usize>), to: &mut [u8]) {
-        Llama::read_layers(self, place, to);
+        Decoder::read_layers(self, place, to);
     }
 
     fn take_layers(&mut self, place: (BlockId, Range<usize>), from: &[u8]) -> bool {
-        Llama::take_layers(self, place, from)
+        Decoder::take_layers(self, place, from)
     }
 
     fn scratch_bytes(&self) -> usize {
-        Llama::scratch_bytes(self)
+        Decoder::scratch_bytes(self)
     }
 }
 

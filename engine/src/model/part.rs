@@ -27,6 +27,7 @@ pub(crate) struct Part {
     /// Tokens.
     pub(crate) vocab: Range<usize>,
     head_dim: usize,
+    window: usize,
 }
 
 impl Part {
@@ -54,6 +55,7 @@ impl Part {
             ff: ff.start * QUANT_BLOCK..ff.end * QUANT_BLOCK,
             vocab: enough("tokens", config.vocab)?,
             head_dim: config.head_dim,
+            window: config.window.unwrap_or(usize::MAX),
         })
     }
 
@@ -63,6 +65,7 @@ impl Part {
             heads: self.query_heads.len(),
             kv_heads: self.kv_heads.len(),
             dim: self.head_dim,
+            window: self.window,
         }
     }
 

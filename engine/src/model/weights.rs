@@ -1,16 +1,19 @@
-//! Which tensors make up a llama model, and are they all there in the right shape?
+//! Which tensors make up a model, and are they all there in the right shape?
 //!
 //! Every tensor is looked up, checked against the shape that the metadata implies, and packed by
-//! the op set, or the part of it that this rank holds. Small vectors (norm weights) are plain f32 for both op sets.
+//! the op set, or the part of it that this rank holds. Small vectors (norm weights, biases) are plain f32
+//! for both op sets. A tensor that nothing asks for is refused: a model that leaves it out answers wrongly.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use prompt::gguf::{Dtype, TensorInfo};
 
-use super::config::ModelConfig;
+use super::config::{Architecture, ModelConfig, PAIR_FACTORS};
 use super::error::ModelError;
 use super::file::GgufFile;
 use super::part::Part;
+use super::rope::RopeScaling;
 use crate::ops::reference::dequant::{dequantise, stored_bytes};
 use crate::ops::{Ops, RowOrder, Tensor, shard};
 
@@ -23,6 +26,8 @@ pub(crate) struct Weights<M> {
     pub(crate) output_norm: Vec<f32>,
     /// The output matrix, unless it is the table.
     pub(crate) output: Option<M>,
+    /// What each pair's frequency is divided by; empty in most models.
+    pub(crate) pair_factors: Vec<f32>,
 }
 
 /// The packed weights of one layer.
@@ -37,6 +42,10 @@ pub(crate) struct Layer<M> {
     pub(crate) gate: M,
     pub(crate) up: M,
     pub(crate) down: M,
+    /// Added to queries, keys and values, in families that have them.
+    pub(crate) biases: Option<[Vec<f32>; 3]>,
+    /// Weights of the norms of each head's queries and keys, in families that have them.
+    pub(crate) head_norms: Option<[Vec<f32>; 2]>,
 }
 
 /// Packs this rank's part of all weights of the file; `progress` hears the share done.
@@ -50,51 +59,34 @@ pub(crate) fn load<O: Ops>(
         file,
         ops,
         progress,
+        asked: HashSet::new(),
         done_bytes: 0,
         total_bytes: total(file),
     };
-    let (width, ff) = (config.width, config.ff);
-    let (queries, keys) = (
-        config.heads * config.head_dim,
-        config.kv_heads * config.head_dim,
-    );
-    let rotary = RowOrder::Rotary {
-        head_dim: config.head_dim,
-    };
-    let plain = RowOrder::Plain;
+    let (width, plain) = (config.width, RowOrder::Plain);
     let by_token = Cut::Rows(part.vocab.clone());
     let table = loader.matrix("token_embd.weight", (config.vocab, width), plain, &by_token)?;
     let mut layers = Vec::with_capacity(config.layers);
-    let [of_queries, of_keys, of_ff] =
-        [part.queries(), part.keys(), part.ff.clone()].map(Cut::Rows);
-    let [from_queries, from_ff] = [part.queries(), part.ff.clone()].map(Cut::Cols);
     for layer in 0..config.layers {
-        let name = |part: &str| format!("blk.{layer}.{part}.weight");
-        let mut matrix =
-            |part: &str, shape, order, cut| loader.matrix(&name(part), shape, order, cut);
-        layers.push(Layer {
-            query: matrix("attn_q", (queries, width), rotary, &of_queries)?,
-            key: matrix("attn_k", (keys, width), rotary, &of_keys)?,
-            value: matrix("attn_v", (keys, width), plain, &of_keys)?,
-            attention_output: matrix("attn_output", (width, queries), plain, &from_queries)?,
-            gate: matrix("ffn_gate", (ff, width), plain, &of_ff)?,
-            up: matrix("ffn_up", (ff, width), plain, &of_ff)?,
-            down: matrix("ffn_down", (width, ff), plain, &from_ff)?,
-            attention_norm: loader.vector(&name("attn_norm"), width)?,
-            ff_norm: loader.vector(&name("ffn_norm"), width)?,
-        });
+        layers.push(loader.layer(layer, config, part)?);
     }
     let output_norm = loader.vector("output_norm.weight", width)?;
     let output = match find(file, "output.weight") {
         Some(_) => Some(loader.matrix("output.weight", (config.vocab, width), plain, &by_token)?),
         None => None,
     };
+    let pair_factors = match config.rope_scaling {
+        RopeScaling::PerPair => loader.vector(PAIR_FACTORS, config.head_dim / 2)?,
+        _ => Vec::new(),
+    };
+    loader.check_all_asked(config.architecture)?;
     progress(1.0);
     Ok(Weights {
         table,
         layers,
         output_norm,
         output,
+        pair_factors,
     })
 }
 
@@ -144,11 +136,79 @@ struct Loader<'a, O> {
     file: &'a GgufFile,
     ops: &'a mut O,
     progress: &'a mut dyn FnMut(f32),
+    /// Tensors that were asked for.
+    asked: HashSet<String>,
     done_bytes: u64,
     total_bytes: u64,
 }
 
 impl<'a, O: Ops> Loader<'a, O> {
+    fn layer(
+        &mut self,
+        layer: usize,
+        config: &ModelConfig,
+        part: &Part,
+    ) -> Result<Layer<O::Matrix>, ModelError> {
+        let (width, ff, head_dim) = (config.width, config.ff, config.head_dim);
+        let (queries, keys) = (config.heads * head_dim, config.kv_heads * head_dim);
+        let pairs = config.architecture.pairs();
+        let (plain, rotary) = (RowOrder::Plain, RowOrder::Rotary { head_dim, pairs });
+        let [of_queries, of_keys, of_ff] =
+            [part.queries(), part.keys(), part.ff.clone()].map(Cut::Rows);
+        let [from_queries, from_ff] = [part.queries(), part.ff.clone()].map(Cut::Cols);
+        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+        let mut matrix =
+            |part: &str, shape, order, cut| self.matrix(&name(part), shape, order, cut);
+        Ok(Layer {
+            query: matrix("attn_q", (queries, width), rotary, &of_queries)?,
+            key: matrix("attn_k", (keys, width), rotary, &of_keys)?,
+            value: matrix("attn_v", (keys, width), plain, &of_keys)?,
+            attention_output: matrix("attn_output", (width, queries), plain, &from_queries)?,
+            gate: matrix("ffn_gate", (ff, width), plain, &of_ff)?,
+            up: matrix("ffn_up", (ff, width), plain, &of_ff)?,
+            down: matrix("ffn_down", (width, ff), plain, &from_ff)?,
+            attention_norm: self.vector(&name("attn_norm"), width)?,
+            ff_norm: self.vector(&name("ffn_norm"), width)?,
+            biases: match config.architecture {
+                Architecture::Qwen2 => Some([
+                    self.bias((layer, "q"), queries, rotary, part.queries())?,
+                    self.bias((layer, "k"), keys, rotary, part.keys())?,
+                    self.bias((layer, "v"), keys, plain, part.keys())?,
+                ]),
+                Architecture::Llama | Architecture::Qwen3 => None,
+            },
+            head_norms: match config.architecture {
+                Architecture::Qwen3 => Some([
+                    self.arranged(&name("attn_q_norm"), head_dim, rotary)?,
+                    self.arranged(&name("attn_k_norm"), head_dim, rotary)?,
+                ]),
+                Architecture::Llama | Architecture::Qwen2 => None,
+            },
+        })
+    }
+
+    /// The part of a bias that goes with this rank's outputs.
+    fn bias(
+        &mut self,
+        (layer, which): (usize, &str),
+        len: usize,
+        order: RowOrder,
+        range: Range<usize>,
+    ) -> Result<Vec<f32>, ModelError> {
+        let values = self.vector(&format!("blk.{layer}.attn_{which}.bias"), len)?;
+        Ok(self.ops.arrange(&values[range], order))
+    }
+
+    fn arranged(
+        &mut self,
+        name: &str,
+        len: usize,
+        order: RowOrder,
+    ) -> Result<Vec<f32>, ModelError> {
+        let values = self.vector(name, len)?;
+        Ok(self.ops.arrange(&values, order))
+    }
+
     /// Packs what the rank keeps of a matrix.
     fn matrix(
         &mut self,
@@ -185,12 +245,26 @@ impl<'a, O: Ops> Loader<'a, O> {
         Ok(values)
     }
 
+    /// Refuses a file with tensors that nobody asked for.
+    fn check_all_asked(&self, architecture: Architecture) -> Result<(), ModelError> {
+        let tensors = self.file.header().tensors.iter();
+        let mut unknown = tensors.filter(|tensor| !self.asked.contains(&tensor.name));
+        match unknown.next() {
+            None => Ok(()),
+            Some(tensor) => Err(ModelError::TensorUnknown {
+                name: tensor.name.clone(),
+                architecture: architecture.as_str(),
+            }),
+        }
+    }
+
     /// A tensor's format and bytes, if it has the shape.
-    fn stored(&self, name: &str, shape: &[u64]) -> Result<(Dtype, &'a [u8]), ModelError> {
+    fn stored(&mut self, name: &str, shape: &[u64]) -> Result<(Dtype, &'a [u8]), ModelError> {
         let missing = || ModelError::TensorMissing {
             name: name.to_owned(),
         };
         let tensor = find(self.file, name).ok_or_else(missing)?;
+        self.asked.insert(name.to_owned());
         if tensor.dims != shape {
             return Err(ModelError::TensorShape {
                 name: name.to_owned(),

@@ -35,13 +35,48 @@ pub struct Tensor<'a> {
 pub enum RowOrder {
     /// Nothing looks at single outputs.
     Plain,
-    /// The outputs are heads that [`Ops::rotate`] will turn. The file pairs outputs `2i` and
-    /// `2i + 1` of a head; an op set may reorder the rows inside a head as its rotation likes,
-    /// as long as queries and keys agree.
+    /// The outputs are heads that [`Ops::rotate`] will turn. An op set may reorder the rows inside
+    /// a head as its rotation likes, as long as queries and keys agree.
     Rotary {
         /// Width of one head.
         head_dim: usize,
+        /// Which of the file's outputs turn together.
+        pairs: Pairs,
     },
+}
+
+/// Which two outputs of a head rope turns together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairs {
+    /// `2i` and `2i + 1`.
+    Neighbours,
+    /// `i` and `half + i`.
+    Halves,
+}
+
+impl RowOrder {
+    /// Where a row of the file goes so that rope turns what these pairs say.
+    fn place(self, row: usize, own: Pairs) -> usize {
+        let RowOrder::Rotary { head_dim, pairs } = self else {
+            return row;
+        };
+        let (start, inside, half) = (row / head_dim * head_dim, row % head_dim, head_dim / 2);
+        start
+            + match (pairs, own) {
+                (Pairs::Neighbours, Pairs::Halves) => inside / 2 + inside % 2 * half,
+                (Pairs::Halves, Pairs::Neighbours) => 2 * (inside % half) + inside / half,
+                _ => inside,
+            }
+    }
+
+    /// Values of the file's rows in the order in which an op set with these pairs has them.
+    fn arrange(self, values: &[f32], own: Pairs) -> Vec<f32> {
+        let mut arranged = vec![0.0; values.len()];
+        for (row, value) in values.iter().enumerate() {
+            arranged[self.place(row, own)] = *value;
+        }
+        arranged
+    }
 }
 
 /// One sequence's share of a forward pass.
@@ -66,6 +101,15 @@ pub struct Heads {
     pub kv_heads: usize,
     /// Width of one head.
     pub dim: usize,
+    /// Positions that a query sees, its own among them: the last so many.
+    pub window: usize,
+}
+
+impl Heads {
+    /// The first position that the query at this one sees.
+    pub(crate) fn sees_from(&self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.window)
+    }
 }
 
 /// The angles of rope for the rows of one pass: `half` cosines and `half` sines a row.
@@ -114,6 +158,9 @@ pub trait Ops: Send {
     /// Packs a weight for the products below.
     fn pack(&mut self, tensor: &Tensor<'_>, order: RowOrder) -> Self::Matrix;
 
+    /// Values that go with a weight's outputs, in its order.
+    fn arrange(&self, values: &[f32], order: RowOrder) -> Vec<f32>;
+
     /// Bytes of memory that a packed weight takes.
     fn matrix_bytes(matrix: &Self::Matrix) -> usize;
 
@@ -144,6 +191,12 @@ pub trait Ops: Send {
         up: &Self::Matrix,
         out: &mut Self::Input,
     );
+
+    /// Adds the same values to each row of `x`.
+    fn add_rows(&mut self, x: &mut [f32], values: &[f32]);
+
+    /// Root-mean-square norm of each head of each row of `x`, times `weight`, which is one head wide.
+    fn norm_heads(&mut self, x: &mut [f32], weight: &[f32], eps: f32);
 
     /// Turns each head of each row by the row's angles. Rows consist of whole heads.
     fn rotate(&mut self, x: &mut [f32], rows: usize, rotation: &Rotation);

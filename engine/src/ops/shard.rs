@@ -12,7 +12,7 @@ use std::ops::Range;
 use prompt::gguf::Dtype;
 
 use super::Tensor;
-use super::reference::dequant::{QUANT_BLOCK, stored_bytes};
+use super::reference::dequant::{QUANT_BLOCK, stored_bytes, values_together};
 use crate::parallel::Rank;
 
 /// Part of a stored weight.
@@ -102,7 +102,8 @@ pub fn cols<'a>(tensor: &Tensor<'a>, cols: Range<usize>) -> Result<Shard<'a>, Sh
         return rows(tensor, 0..tensor.rows);
     }
     check("columns", &cols, tensor.cols)?;
-    let border = |col: usize| col.is_multiple_of(QUANT_BLOCK);
+    let group = values_together(tensor.dtype).unwrap_or(1).max(QUANT_BLOCK);
+    let border = |col: usize| col.is_multiple_of(group);
     if !border(cols.start) || !border(cols.end) {
         return Err(ShardError::InsideGroup {
             start: cols.start,
@@ -110,8 +111,8 @@ pub fn cols<'a>(tensor: &Tensor<'a>, cols: Range<usize>) -> Result<Shard<'a>, Sh
         });
     }
     let row_bytes = row_bytes(tensor)?;
-    let group_bytes = stored_bytes(tensor.dtype, QUANT_BLOCK).unwrap_or(0);
-    let of_row = cols.start / QUANT_BLOCK * group_bytes..cols.end / QUANT_BLOCK * group_bytes;
+    let group_bytes = stored_bytes(tensor.dtype, group).unwrap_or(0);
+    let of_row = cols.start / group * group_bytes..cols.end / group * group_bytes;
     let mut bytes = Vec::with_capacity(tensor.rows * of_row.len());
     for row in tensor.bytes.chunks_exact(row_bytes) {
         bytes.extend_from_slice(&row[of_row.clone()]);

@@ -206,6 +206,7 @@ fn fits(given: Given, fixed: Fixed, available: Option<Available>) -> Result<(), 
 mod tests {
     //! Catches a pool that is too small to serve or larger than the machine being accepted.
     use super::*;
+    use crate::model::{Architecture, RopeScaling};
 
     const FIXED: Fixed = Fixed {
         weights: 1_000_000,
@@ -218,6 +219,7 @@ mod tests {
 
     fn model() -> ModelConfig {
         ModelConfig {
+            architecture: Architecture::Llama,
             vocab: 10,
             layers: 1,
             width: 32,
@@ -227,6 +229,8 @@ mod tests {
             ff: 32,
             context: 2048,
             rope_base: 1e4,
+            rope_scaling: RopeScaling::None,
+            window: None,
             rms_eps: 1e-5,
         }
     }

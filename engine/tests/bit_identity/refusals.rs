@@ -81,14 +81,26 @@ fn ill_formed_models_are_refused_by_name() {
         key.expect("the small model has keys").dims.reverse();
     });
     check("this engine reads F32, F16", |tiny| {
-        // bf16, of the right size.
+        // I8, of the right size.
         let values = 96 * 64;
         let key = tiny
             .tensors
             .iter_mut()
             .find(|tensor| tensor.name == "blk.0.attn_k.weight");
         let key = key.expect("the small model has keys");
-        (key.format, key.bytes) = (30, vec![0; 2 * values]);
+        (key.format, key.bytes) = (24, vec![0; values]);
+    });
+    check("blk.0.attn_q.bias", |tiny| {
+        let mut bias = tiny.tensors[0].clone();
+        bias.name = "blk.0.attn_q.bias".into();
+        tiny.tensors.push(bias);
+    });
+    check("none, linear or yarn", |tiny| {
+        let scaling = ("llama.rope.scaling.type", Value::Text("longrope"));
+        tiny.metadata.push(scaling);
+    });
+    check("qwen2.embedding_length", |tiny| {
+        set(tiny, "general.architecture", Value::Text("qwen2"))
     });
 }
 

@@ -4,6 +4,7 @@
 //! golden file (`goldens/make.py` says how it came about). The serving ops are held to the
 //! reference ops, live, over the whole vocabulary.
 
+mod architectures;
 mod file;
 
 use std::path::PathBuf;

@@ -74,6 +74,10 @@ fn every_refusal_names_its_key() {
         ("[limits]\nbodies = 5", Err("bodies")),
         ("[policy]\nb = 0.0", Err("policy.b")),
         (
+            "[disaggregation]\nstall = -1.0",
+            Err("`disaggregation.stall` is -1; allowed: 0 to 1000"),
+        ),
+        (
             "[prices.m]\ninput_nano_usd_per_million = -1\ncached_input_nano_usd_per_million = 0\noutput_nano_usd_per_million = 0",
             Err("prices.m"),
         ),
@@ -221,10 +225,6 @@ fn roles_that_do_not_fit_together_are_told_apart() {
         (
             "[disaggregation]\nprefill_timeout_s = 0".to_owned(),
             Err("disaggregation.prefill_timeout_s"),
-        ),
-        (
-            "[disaggregation]\nstall = -1.0".to_owned(),
-            Err("`disaggregation.stall` is -1; allowed: 0 to 1000"),
         ),
         (
             "[disaggregation]\nkv_bytes_per_token = 0".to_owned(),

@@ -70,6 +70,9 @@ struct Stream {
     layers: usize,
 }
 
+/// Copies layers of a block out.
+pub(in crate::engine) type Read<'a> = dyn FnMut(BlockId, Range<usize>, &mut [u8]) + 'a;
+
 /// Where blocks are copied from.
 pub(in crate::engine) struct Source<'a> {
     /// Layers of the model.
@@ -77,7 +80,7 @@ pub(in crate::engine) struct Source<'a> {
     /// Bytes of one layer of a block.
     pub(in crate::engine) layer_bytes: usize,
     /// Copies layers of a block out.
-    pub(in crate::engine) read: &'a mut dyn FnMut(BlockId, Range<usize>, &mut [u8]),
+    pub(in crate::engine) read: &'a mut Read<'a>,
     /// Whole blocks that may still be copied.
     pub(in crate::engine) left: &'a mut usize,
     /// Whether a pass is under way.

@@ -168,48 +168,7 @@ fn what_does_not_come_is_computed() {
         stepper.part_comes(order, Part::block(1, LAYERS), &[0; 5]);
     };
     type Fault<'a> = &'a dyn Fn(&Stepper, &Order);
-    let part = |part: Part, tokens: usize| {
-        let zeros = vec![0; tokens];
-        move |s: &Stepper, order: &Order| s.part_comes(order, part, &zeros)
-    };
-    let whole = Part::block(1, LAYERS);
-    let layers = LAYERS as u16;
-    let faults: [(&str, Fault); 10] = [
-        (
-            "more layers than there are",
-            &part(
-                Part {
-                    layers: layers + 1,
-                    ..whole
-                },
-                24,
-            ),
-        ),
-        (
-            "a layer after the last",
-            &part(
-                Part {
-                    layer: layers,
-                    layers: 1,
-                    ..whole
-                },
-                LAYER_TOKENS,
-            ),
-        ),
-        ("no layer", &part(Part { layers: 0, ..whole }, 0)),
-        ("no block", &part(Part { blocks: 0, ..whole }, 0)),
-        (
-            "a block after the last",
-            &part(
-                Part {
-                    first: 3,
-                    blocks: 2,
-                    layers: 1,
-                    ..whole
-                },
-                BLOCK_TOKENS,
-            ),
-        ),
+    let faults: [(&str, Fault); 5] = [
         ("the end comes early", &|s, order| {
             s.ends(order, Ok(first(&prompt, 0)))
         }),
@@ -223,23 +182,53 @@ fn what_does_not_come_is_computed() {
         }),
     ];
     for (name, fault) in faults {
-        let (mut stepper, orders) = stepper(32);
-        let told = stepper.submit(take_over(&prompt, 3));
-        stepper.step();
-        let order = orders.try_recv().expect("an order");
-        stepper.comes(&order, &prompt, 0);
-        fault(&stepper, &order);
-        stepper.step();
-        let failed = stepper.engine.parts.metrics.transfers.failed.get();
-        assert_eq!(failed, 1, "{name}");
-        // Late, and nobody's any more.
-        stepper.comes(&order, &prompt, 2);
-        let computed = stepper.check(told, &prompt, 3);
-        assert_eq!(
-            computed,
-            64 - 16 + 2,
-            "{name}: the block that had come was used"
-        );
+        check_fault(name, &prompt, fault);
+    }
+}
+
+/// One block has come, and then this: the rest of the four is computed.
+fn check_fault(name: &str, prompt: &[u32], fault: &dyn Fn(&Stepper, &Order)) {
+    let (mut stepper, orders) = stepper(32);
+    let told = stepper.submit(take_over(prompt, 3));
+    stepper.step();
+    let order = orders.try_recv().expect("an order");
+    stepper.comes(&order, prompt, 0);
+    fault(&stepper, &order);
+    stepper.step();
+    let failed = stepper.engine.parts.metrics.transfers.failed.get();
+    assert_eq!(failed, 1, "{name}");
+    // Late, and nobody's any more.
+    stepper.comes(&order, prompt, 2);
+    let computed = stepper.check(told, prompt, 3);
+    assert_eq!(
+        computed,
+        64 - 16 + 2,
+        "{name}: the block that had come was used"
+    );
+}
+
+/// Would catch bytes that are written past a block, or taken for layers that they are not.
+#[test]
+fn parts_that_no_block_has_are_refused() {
+    let prompt = Random(13).tokens(64);
+    let part = |first, blocks, layer, layers| Part {
+        first,
+        blocks,
+        layer,
+        layers,
+    };
+    let all = LAYERS as u16;
+    for (name, part, tokens) in [
+        ("more layers than there are", part(1, 1, 0, all + 1), 24),
+        ("a layer after the last", part(1, 1, all, 1), LAYER_TOKENS),
+        ("no layer", part(1, 1, 0, 0), 0),
+        ("no block", part(1, 0, 0, all), 0),
+        ("a block after the last", part(3, 2, 0, 1), BLOCK_TOKENS),
+        ("one that is here", part(0, 2, 0, 1), BLOCK_TOKENS),
+        ("too few bytes", part(1, 2, 0, 1), LAYER_TOKENS),
+    ] {
+        let zeros = vec![0; tokens];
+        check_fault(name, &prompt, &|s, order| s.part_comes(order, part, &zeros));
     }
 }
 
@@ -357,20 +346,38 @@ fn attach(
     (request, answer, granted)
 }
 
-/// Would catch blocks that are sent before they are computed, twice, or never because a window was full.
-#[test]
-fn blocks_go_out_step_by_step_as_far_as_there_is_room() {
-    let prompt = Random(10).tokens(200);
-    let mut stepper = Stepper::of(64);
-    let mut first = job(&prompt, 1, None);
-    let chain = hash_chain(&first.scope.namespace, &prompt);
-    let digest = prompt_digest(&chain, &prompt);
+/// A prompt that is handed over, and its digest.
+fn hand_over(prompt: &[u32]) -> (Job, [u8; 16]) {
+    let mut first = job(prompt, 1, None);
+    let chain = hash_chain(&first.scope.namespace, prompt);
+    let digest = prompt_digest(&chain, prompt);
     first.remote = Remote::HandOver(HandOver {
         id: ID,
         receiver: "decode".into(),
         prompt: digest,
         hold: Duration::from_secs(30),
     });
+    (first, digest)
+}
+
+/// The first layer of these blocks, then the next.
+fn layer_by_layer(prompt: &[u32], blocks: std::ops::Range<usize>) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    for layer in 0..LAYERS {
+        for block in blocks.clone() {
+            let block = &prompt[block * BLOCK_TOKENS..][..BLOCK_TOKENS];
+            tokens.extend(&block[tokens_of(layer..layer + 1)]);
+        }
+    }
+    tokens
+}
+
+/// Would catch blocks that are sent before they are computed, twice, or never because a window was full.
+#[test]
+fn blocks_go_out_step_by_step_as_far_as_there_is_room() {
+    let prompt = Random(10).tokens(200);
+    let mut stepper = Stepper::of(64);
+    let (first, digest) = hand_over(&prompt);
     let window = Arc::new(Memory::default());
     window.free.lock().unwrap().extend([0, 1, 2, 3, 4]);
     let (request, answer, granted) = attach(&window, digest);
@@ -431,14 +438,7 @@ fn blocks_go_out_step_by_step_as_far_as_there_is_room() {
         .collect();
     // Two blocks have as many layers as a place has room for: the one layer of both, then the other.
     let pairs = [1..3, 3..4, 4..6, 6..8, 8..10, 10..12].into_iter();
-    let layered = pairs.flat_map(|blocks| {
-        let layers =
-            (0..LAYERS).flat_map(move |layer| blocks.clone().map(move |block| (block, layer)));
-        layers.flat_map(|(block, layer)| {
-            let block = &prompt[block * BLOCK_TOKENS..][..BLOCK_TOKENS];
-            block[tokens_of(layer..layer + 1)].to_vec()
-        })
-    });
+    let layered = pairs.flat_map(|blocks| layer_by_layer(&prompt, blocks));
     assert_eq!(sent, layered.collect::<Vec<_>>());
     assert_eq!(
         stepper.engine.pool.held(),

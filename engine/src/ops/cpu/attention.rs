@@ -9,6 +9,8 @@
 //! and segments lie at absolute positions, so how the work was cut moves no bit. A query that sees nothing of a block leaves its sums as they
 //! are: its weights are exactly 0 and its rescaling exactly 1.
 
+use std::ops::Range;
+
 use super::isa::{Halves, Isa, Kernel, LANES, unrolled};
 use crate::kv::storage::{BLOCK_TOKENS, KvShape};
 use crate::ops::{Heads, SeqInput};
@@ -18,7 +20,7 @@ use crate::ops::{Heads, SeqInput};
 pub(crate) const SEGMENT: usize = 256;
 
 /// The widest head; [`ModelConfig`](crate::model::ModelConfig) refuses wider ones.
-const DIM_MAX: usize = 256;
+pub(crate) const DIM_MAX: usize = 256;
 
 /// Stands for minus infinity without its arithmetic: e to the power of it is 0 for any score.
 const NONE: f32 = -1e30;
@@ -81,9 +83,16 @@ impl Tile {
         seq.start + self.vector(heads, index).0 + 1
     }
 
+    /// From which position on vector `index` sees.
+    #[inline(always)]
+    fn sees_from(&self, seq: &SeqInput<'_>, heads: Heads, index: usize) -> usize {
+        heads.sees_from(seq.start + self.vector(heads, index).0)
+    }
+
     /// Segments that some vector of the tile sees.
-    pub(crate) fn segments(&self, seq: &SeqInput<'_>, heads: Heads) -> usize {
-        self.sees(seq, heads, self.count - 1).div_ceil(SEGMENT)
+    pub(crate) fn segments(&self, seq: &SeqInput<'_>, heads: Heads) -> Range<usize> {
+        let end = self.sees(seq, heads, self.count - 1).div_ceil(SEGMENT);
+        self.sees_from(seq, heads, 0) / SEGMENT..end
     }
 }
 
@@ -176,7 +185,8 @@ impl<const N: usize> Walk<N> {
         };
         let mut weights = [isa.splat(0.0); N];
         let end = tile.sees(seq, heads, N - 1).min((segment + 1) * SEGMENT);
-        let first_block = segment * SEGMENT / BLOCK_TOKENS;
+        let from = tile.sees_from(seq, heads, 0).max(segment * SEGMENT);
+        let first_block = from / BLOCK_TOKENS;
         let blocks = &seq.blocks[..end.div_ceil(BLOCK_TOKENS)];
         for (index, block) in blocks.iter().enumerate().skip(first_block) {
             let start = source.shape.tile_start(source.layer, *block, tile.kv_head);
@@ -199,7 +209,11 @@ impl<const N: usize> Walk<N> {
                 let seen = tile
                     .sees(seq, heads, vector)
                     .saturating_sub(index * BLOCK_TOKENS);
+                let hidden = tile
+                    .sees_from(seq, heads, vector)
+                    .saturating_sub(index * BLOCK_TOKENS);
                 let scores = isa.first(seen, scores[vector], NONE);
+                let scores = isa.split(hidden, isa.splat(NONE), scores);
                 let largest = isa.largest(scores);
                 let largest = if largest > before[vector] {
                     largest
@@ -208,7 +222,8 @@ impl<const N: usize> Walk<N> {
                 };
                 walk.largest[vector] = largest;
                 let power = isa.exp(isa.sub(scores, isa.splat(largest)));
-                powers[vector] = isa.first(seen, power, 0.0);
+                let power = isa.first(seen, power, 0.0);
+                powers[vector] = isa.split(hidden, isa.splat(0.0), power);
                 isa.store(powers[vector], &mut chances[vector]);
             });
             let change = isa.sub(isa.load(&before), isa.load(&walk.largest));

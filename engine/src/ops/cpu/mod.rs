@@ -21,7 +21,7 @@ use pack::{BLOCK, Packed};
 use plan::{BlockWrite, Segment};
 use positions::{Rotate, StoreBlock};
 use product::{GatedProduct, GroupProduct, Put};
-use rows::{Norm, NormFloats, PANEL, Quantise, Rows};
+use rows::{Norm, NormFloats, NormHeads, PANEL, Quantise, Rows};
 
 pub(crate) use isa::Isa;
 pub(crate) use isa::portable::Portable;
@@ -31,7 +31,7 @@ pub(crate) use isa::{avx2::Avx2, avx512::Avx512};
 use crate::kv::layout::KeyOrder;
 use crate::kv::storage::{BLOCK_TOKENS, KvStorage};
 use crate::model::ModelConfig;
-use crate::ops::{Heads, Ops, Precision, Rotation, RowOrder, SeqInput, Tensor, sized};
+use crate::ops::{Heads, Ops, Pairs, Precision, Rotation, RowOrder, SeqInput, Tensor, sized};
 use crate::sys::disjoint::Disjoint;
 use crate::sys::pool::Pool;
 
@@ -138,7 +138,7 @@ impl<I: Isa> CpuOps<I> {
 /// The most bytes that this many rows ready for products take: finely quantised, with their floats.
 pub(crate) fn input_bytes_most(rows: usize, cols: usize) -> usize {
     let panels = rows.div_ceil(PANEL);
-    let block = PANEL * (2 * BLOCK + 3 * size_of::<f32>());
+    let block = PANEL * (2 * BLOCK + 4 * size_of::<f32>());
     panels * (cols / BLOCK) * block + size_of::<f32>() * rows * cols
 }
 
@@ -175,6 +175,10 @@ impl<I: Isa> Ops for CpuOps<I> {
         let packed = Packed::new(tensor, order);
         self.dense |= packed.is_dense();
         packed
+    }
+
+    fn arrange(&self, values: &[f32], order: RowOrder) -> Vec<f32> {
+        order.arrange(values, Pairs::Halves)
     }
 
     fn matrix_bytes(matrix: &Packed) -> usize {
@@ -261,6 +265,25 @@ impl<I: Isa> Ops for CpuOps<I> {
             }
         });
         self.quantise(gate.rows, out);
+    }
+
+    fn add_rows(&mut self, x: &mut [f32], values: &[f32]) {
+        self.pool.each_chunk(x, values.len() * PANEL, |_, x| {
+            for row in x.chunks_exact_mut(values.len()) {
+                row.iter_mut()
+                    .zip(values)
+                    .for_each(|(x, value)| *x += value);
+            }
+        });
+    }
+
+    fn norm_heads(&mut self, x: &mut [f32], weight: &[f32], eps: f32) {
+        let isa = self.isa;
+        // About as many heads as rows have.
+        self.pool
+            .each_chunk(x, weight.len() * 8 * PANEL, |_, heads| {
+                isa.run(NormHeads { heads, weight, eps });
+            });
     }
 
     fn rotate(&mut self, x: &mut [f32], rows: usize, rotation: &Rotation) {

@@ -124,16 +124,19 @@ impl<I: Isa> CpuOps<I> {
         for (tile, partial_start) in &mut self.tiles[first..] {
             let len = partial_len(tile.count, heads.dim);
             let segments = tile.segments(&batch[tile.sequence], heads);
-            if count > 0 && partials_len + segments * len > PARTIALS_MAX {
+            if count > 0 && partials_len + segments.len() * len > PARTIALS_MAX {
                 break;
             }
             *partial_start = partials_len;
-            self.segments.extend((0..segments).map(|segment| Segment {
-                tile: *tile,
-                segment,
-                start: partials_len + segment * len,
-            }));
-            partials_len += segments * len;
+            let starts = (partials_len..).step_by(len);
+            let planned = segments.clone().zip(starts);
+            self.segments
+                .extend(planned.map(|(segment, start)| Segment {
+                    tile: *tile,
+                    segment,
+                    start,
+                }));
+            partials_len += segments.len() * len;
             count += 1;
         }
         sized(&mut self.partials, partials_len, 0.0);
@@ -183,7 +186,7 @@ impl<I: Isa> CpuOps<I> {
         pool.run(tiles.len().div_ceil(MERGES), &|chunk| {
             for (tile, start) in tiles.iter().skip(chunk * MERGES).take(MERGES) {
                 let len = partial_len(tile.count, heads.dim);
-                let parts = tile.segments(&batch[tile.sequence], heads);
+                let parts = tile.segments(&batch[tile.sequence], heads).len();
                 // SAFETY: a tile's segments are one range, and each tile is in one chunk.
                 #[expect(unsafe_code, reason = "tiles are apart, which Rust cannot see")]
                 let partials = unsafe { partials.range(*start, parts * len) };

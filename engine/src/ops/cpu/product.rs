@@ -9,13 +9,19 @@
 //! of operations in a tile of 12 rows as in a tile of one. That is what makes a row's result
 //! independent of the rows beside it; no sum is ever split over threads or tiles.
 
+mod format;
+
 use std::ops::Range;
 
-use super::isa::{Isa, Kernel, LANES, Line, unrolled};
-use super::pack::{BLOCK, Packed, Scales, Values};
+use super::isa::{Isa, Kernel, LANES, unrolled};
+use super::pack::{BLOCK, Packed, Values};
 use super::rows::{PANEL, Rows};
 use crate::ops::Precision;
 use crate::sys::disjoint::Disjoint;
+use format::{
+    Affine, Bytes, BytesAndMinimum, Format, KBytes, KHalves, KNibbles, NibblesAndMinimum,
+    NibblesFromMinus8, lines_of,
+};
 
 /// What happens to the results of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -200,31 +206,40 @@ fn tile_sums<I: Isa, const M: usize>(
         .next
         .map_or(0..0, |next| next * blocks..(next + 1) * blocks);
     let columns = group * matrix.cols..(group + 1) * matrix.cols;
+    let affine = Affine::of(&matrix.values, &weights);
+    let ranges = (weights, ahead);
     match &matrix.values {
-        Values::Q4_0 { lines, scales } => {
-            let lines = lines.as_chunks::<4>().0;
-            let lines = (&lines[weights.clone()], &lines[ahead]);
-            tile.sums::<I, NibblesFromMinus8, M>(isa, lines, (&scales[weights], &[]))
+        Values::Nibbles { lines, .. } => {
+            tile.sums::<I, NibblesFromMinus8, M>(isa, lines_of(lines, ranges), affine)
         }
-        Values::Q4_1 {
-            lines,
-            scales,
-            minimums,
-        } => {
-            let lines = lines.as_chunks::<4>().0;
-            let lines = (&lines[weights.clone()], &lines[ahead]);
-            let affine = (&scales[weights.clone()], &minimums[weights]);
-            tile.sums::<I, NibblesAndMinimum, M>(isa, lines, affine)
+        Values::NibblesAndMinimum { lines, .. } => {
+            tile.sums::<I, NibblesAndMinimum, M>(isa, lines_of(lines, ranges), affine)
         }
-        Values::Q8_0 { lines, scales } => {
-            let lines = lines.as_chunks::<8>().0;
-            let lines = (&lines[weights.clone()], &lines[ahead]);
-            tile.sums::<I, Bytes, M>(isa, lines, (&scales[weights], &[]))
+        Values::Bytes { lines, .. } => {
+            tile.sums::<I, Bytes, M>(isa, lines_of(lines, ranges), affine)
+        }
+        Values::BytesAndMinimum { lines, .. } => {
+            tile.sums::<I, BytesAndMinimum, M>(isa, lines_of(lines, ranges), affine)
+        }
+        Values::KNibbles(lines, _) => {
+            tile.sums::<I, KNibbles, M>(isa, lines_of(lines, ranges), affine)
+        }
+        Values::KBytes(lines, _) => tile.sums::<I, KBytes, M>(isa, lines_of(lines, ranges), affine),
+        Values::KHalves(lines, _) => {
+            tile.sums::<I, KHalves, M>(isa, lines_of(lines, ranges), affine)
         }
         Values::F16 { columns: all } => {
             let mut sums = [isa.splat(0.0); M];
             for (column, weights) in all[columns].iter().enumerate() {
                 tile.add_column::<I, M>(isa, (first, column), isa.load_half(&weights.0), &mut sums);
+            }
+            sums
+        }
+        Values::BF16 { columns: all } => {
+            let mut sums = [isa.splat(0.0); M];
+            for (column, weights) in all[columns].iter().enumerate() {
+                let weights = isa.load_brain(&weights.0);
+                tile.add_column::<I, M>(isa, (first, column), weights, &mut sums);
             }
             sums
         }
@@ -235,73 +250,6 @@ fn tile_sums<I: Isa, const M: usize>(
             }
             sums
         }
-    }
-}
-
-/// A quantised weight format, as the inner loop needs it.
-trait Format {
-    /// The lines of a block.
-    type Lines;
-    /// Whether a minimum is added to every weight.
-    const MINIMUM: bool;
-    /// What is to be taken off every integer weight.
-    fn offset<I: Isa>() -> i32;
-    fn unpack<I: Isa>(isa: I, lines: &Self::Lines) -> I::Weights;
-    fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I;
-}
-
-struct NibblesFromMinus8;
-struct NibblesAndMinimum;
-struct Bytes;
-
-impl Format for NibblesFromMinus8 {
-    type Lines = [Line; 4];
-    const MINIMUM: bool = false;
-    #[inline(always)]
-    fn offset<I: Isa>() -> i32 {
-        8
-    }
-    #[inline(always)]
-    fn unpack<I: Isa>(isa: I, lines: &[Line; 4]) -> I::Weights {
-        isa.nibbles(lines)
-    }
-    #[inline(always)]
-    fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I {
-        isa.dot_nibbles(weights, input, start)
-    }
-}
-
-impl Format for NibblesAndMinimum {
-    type Lines = [Line; 4];
-    const MINIMUM: bool = true;
-    #[inline(always)]
-    fn offset<I: Isa>() -> i32 {
-        0
-    }
-    #[inline(always)]
-    fn unpack<I: Isa>(isa: I, lines: &[Line; 4]) -> I::Weights {
-        isa.nibbles(lines)
-    }
-    #[inline(always)]
-    fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I {
-        isa.dot_nibbles(weights, input, start)
-    }
-}
-
-impl Format for Bytes {
-    type Lines = [Line; 8];
-    const MINIMUM: bool = false;
-    #[inline(always)]
-    fn offset<I: Isa>() -> i32 {
-        I::BYTES_OFFSET
-    }
-    #[inline(always)]
-    fn unpack<I: Isa>(isa: I, lines: &[Line; 8]) -> I::Weights {
-        isa.bytes(lines)
-    }
-    #[inline(always)]
-    fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I {
-        isa.dot_bytes(weights, input, start)
     }
 }
 
@@ -328,7 +276,7 @@ impl Tile<'_> {
         &self,
         isa: I,
         lines: (&[W::Lines], &[W::Lines]),
-        affine: (&[Scales], &[Scales]),
+        affine: Affine<'_>,
     ) -> [I::F; M] {
         let mut out = [[0.0; LANES]; M];
         let tile = self;
@@ -377,7 +325,7 @@ struct QuantisedTile<'a, W: Format, const M: usize, const FINE: bool> {
     tile: &'a Tile<'a>,
     /// The group's, and those of the next one.
     lines: (&'a [W::Lines], &'a [W::Lines]),
-    affine: (&'a [Scales], &'a [Scales]),
+    affine: Affine<'a>,
     out: &'a mut [[f32; LANES]; M],
 }
 
@@ -390,21 +338,39 @@ impl<W: Format, const M: usize, const FINE: bool> Kernel for QuantisedTile<'_, W
             blocks: (first, count),
             slot,
         } = *self.tile;
-        let (scales, minimums) = self.affine;
+        let affine = &self.affine;
         let mut out = [isa.splat(0.0); M];
         let (lines, ahead) = self.lines;
-        for (block, (lines, scales)) in lines.iter().zip(scales).take(count).enumerate() {
+        for (block, lines) in lines.iter().take(count).enumerate() {
             if let Some(ahead) = ahead.get(block) {
                 // A group is too short for the processor to see a stream, so that it would fetch
                 // and compute by turns: with 16 rows that took a third of the time.
                 isa.prefetch(ahead);
             }
             let weights = W::unpack(isa, lines);
-            let scales = isa.load_half(&scales.0);
+            let scales = W::scale(isa, affine, block);
             let place = first + block;
             let quants = of_tile::<_, M>(&input.quants[place], slot);
             let factors = of_tile::<_, M>(&input.scales[place], slot);
             let sums = of_tile::<_, M>(&input.sums[place], slot);
+            if W::HALVES {
+                let second = W::second_scale(isa, affine, block);
+                let firsts = of_tile::<_, M>(&input.firsts[place], slot);
+                unrolled!(I, row < M, {
+                    let starts = [firsts[row], sums[row] - firsts[row]];
+                    let lower = if FINE {
+                        Some(&of_tile::<_, M>(&input.lower[place], slot)[row])
+                    } else {
+                        None
+                    };
+                    let input = (&quants[row], lower);
+                    let [a, b] = halves::<I, W>(isa, &weights, input, starts);
+                    let factor = isa.splat(factors[row]);
+                    out[row] = isa.fma(a, isa.mul(scales, factor), out[row]);
+                    out[row] = isa.fma(b, isa.mul(second, factor), out[row]);
+                });
+                continue;
+            }
             unrolled!(I, row < M, {
                 let start = isa.splat_int(-W::offset::<I>() * sums[row]);
                 let dot = if FINE {
@@ -421,7 +387,7 @@ impl<W: Format, const M: usize, const FINE: bool> Kernel for QuantisedTile<'_, W
                 out[row] = isa.fma(isa.to_float(dot), scale, out[row]);
             });
             if W::MINIMUM {
-                let minimums = isa.load_half(&minimums[block].0);
+                let minimums = W::minimum(isa, affine, block);
                 let totals = of_tile::<_, M>(&input.totals[place], slot);
                 unrolled!(I, row < M, {
                     out[row] = isa.fma(minimums, isa.splat(totals[row]), out[row]);
@@ -432,4 +398,31 @@ impl<W: Format, const M: usize, const FINE: bool> Kernel for QuantisedTile<'_, W
             isa.store(out, stored);
         }
     }
+}
+
+/// The products of a block's first and last 16 columns; `sums` are those of their quants.
+#[inline(always)]
+fn halves<I: Isa, W: Format>(
+    isa: I,
+    weights: &I::Weights,
+    (quants, lower): (&[i8; BLOCK], Option<&[i8; BLOCK]>),
+    sums: [i32; 2],
+) -> [I::F; 2] {
+    let mut products = [isa.splat(0.0); 2];
+    let mut half = 0;
+    while half < 2 {
+        let second = half == 1;
+        let start = isa.splat_int(-W::offset::<I>() * sums[half]);
+        let dot = match lower {
+            Some(lower) => {
+                let upper = isa.dot_half(weights, second, quants, isa.splat_int(0));
+                let lower = isa.dot_half(weights, second, lower, start);
+                isa.add_int(isa.up_7(upper), lower)
+            }
+            None => isa.dot_half(weights, second, quants, start),
+        };
+        products[half] = isa.to_float(dot);
+        half += 1;
+    }
+    products
 }

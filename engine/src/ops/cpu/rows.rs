@@ -6,6 +6,7 @@
 //! a group of weights fits the first cache. A row is quantised by itself; which panel it lies in
 //! changes its address and no bit of it.
 
+use super::attention::DIM_MAX;
 use super::isa::{Isa, Kernel, LANES};
 use super::pack::BLOCK;
 use crate::ops::{Precision, sized};
@@ -27,6 +28,8 @@ pub(crate) struct Rows {
     pub(crate) scales: Vec<[f32; PANEL]>,
     /// The sum of a block's quants.
     pub(crate) sums: Vec<[i32; PANEL]>,
+    /// The sum of the first 16 of them.
+    pub(crate) firsts: Vec<[i32; PANEL]>,
     /// The same as a number: `scale × sum`.
     pub(crate) totals: Vec<[f32; PANEL]>,
     /// The rows before quantisation, for weights that are not quantised; empty if there are none.
@@ -44,6 +47,7 @@ impl Rows {
             lower: Vec::new(),
             scales: Vec::new(),
             sums: Vec::new(),
+            firsts: Vec::new(),
             totals: Vec::new(),
             floats: Vec::new(),
         }
@@ -67,6 +71,7 @@ impl Rows {
         sized(&mut self.lower, lower, [[0; BLOCK]; PANEL]);
         sized(&mut self.scales, blocks, [0.0; PANEL]);
         sized(&mut self.sums, blocks, [0; PANEL]);
+        sized(&mut self.firsts, blocks, [0; PANEL]);
         sized(&mut self.totals, blocks, [0.0; PANEL]);
         let floats = if keep_floats { rows * cols } else { 0 };
         sized(&mut self.floats, floats, 0.0);
@@ -77,7 +82,7 @@ impl Rows {
         let per_block = [&self.scales, &self.totals];
         PANEL * BLOCK * (self.quants.capacity() + self.lower.capacity())
             + size_of::<[f32; PANEL]>() * per_block.map(Vec::capacity).iter().sum::<usize>()
-            + size_of::<[i32; PANEL]>() * self.sums.capacity()
+            + size_of::<[i32; PANEL]>() * (self.sums.capacity() + self.firsts.capacity())
             + size_of::<f32>() * self.floats.capacity()
     }
 
@@ -90,6 +95,7 @@ impl Rows {
             lower: Disjoint::new(&mut self.lower),
             scales: Disjoint::new(&mut self.scales),
             sums: Disjoint::new(&mut self.sums),
+            firsts: Disjoint::new(&mut self.firsts),
             totals: Disjoint::new(&mut self.totals),
             floats: Disjoint::new(&mut self.floats),
         }
@@ -104,6 +110,7 @@ pub(crate) struct RowsWriter<'a> {
     lower: Disjoint<'a, [[i8; BLOCK]; PANEL]>,
     scales: Disjoint<'a, [f32; PANEL]>,
     sums: Disjoint<'a, [i32; PANEL]>,
+    firsts: Disjoint<'a, [i32; PANEL]>,
     totals: Disjoint<'a, [f32; PANEL]>,
     floats: Disjoint<'a, f32>,
 }
@@ -134,6 +141,7 @@ impl RowsWriter<'_> {
                 lower: self.lower.range(lower.0, lower.1),
                 scales: self.scales.range(start, len),
                 sums: self.sums.range(start, len),
+                firsts: self.firsts.range(start, len),
                 totals: self.totals.range(start, len),
                 floats: self.floats.range(floats.0, floats.1),
             }
@@ -148,6 +156,7 @@ pub(crate) struct PanelMut<'a> {
     lower: &'a mut [[[i8; BLOCK]; PANEL]],
     scales: &'a mut [[f32; PANEL]],
     sums: &'a mut [[i32; PANEL]],
+    firsts: &'a mut [[i32; PANEL]],
     totals: &'a mut [[f32; PANEL]],
     floats: &'a mut [f32],
 }
@@ -180,7 +189,8 @@ impl PanelMut<'_> {
         let scale = largest / most;
         let low = isa.round(isa.mul(low, isa.splat(steps)));
         let high = isa.round(isa.mul(high, isa.splat(steps)));
-        let sum = isa.total(low) + isa.total(high);
+        let first = isa.total(low);
+        let sum = first + isa.total(high);
         if self.lower.is_empty() {
             store(isa, low, high, &mut self.quants[block][slot]);
         } else {
@@ -197,6 +207,7 @@ impl PanelMut<'_> {
         }
         self.scales[block][slot] = scale;
         self.sums[block][slot] = sum;
+        self.firsts[block][slot] = first;
         self.totals[block][slot] = scale * sum as f32;
     }
 }
@@ -263,6 +274,26 @@ impl Kernel for NormFloats<'_> {
         let rows = self.rows.chunks_exact(cols);
         for (row, out) in rows.zip(self.out.chunks_exact_mut(cols)) {
             norm_row(isa, row, (self.weight, self.eps), out);
+        }
+    }
+}
+
+/// The same of heads, in place.
+pub(crate) struct NormHeads<'a> {
+    pub(crate) heads: &'a mut [f32],
+    pub(crate) weight: &'a [f32],
+    pub(crate) eps: f32,
+}
+
+impl Kernel for NormHeads<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let dim = self.weight.len();
+        let mut before = [0.0; DIM_MAX];
+        for head in self.heads.chunks_exact_mut(dim) {
+            before[..dim].copy_from_slice(head);
+            norm_row(isa, &before[..dim], (self.weight, self.eps), head);
         }
     }
 }

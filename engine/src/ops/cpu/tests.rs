@@ -3,7 +3,8 @@
 //! rows) with a ±127 in every block, and keys and values are f16 numbers, so that quantisation is
 //! exact and only f32 rounding is left.
 
-use half::f16;
+mod noise;
+
 use prompt::gguf::Dtype;
 
 use super::isa::{Isa, Kernel, LANES};
@@ -11,81 +12,20 @@ use super::rows::{PANEL, Rows};
 use super::*;
 use crate::kv::storage::{BlockId, KvShape};
 use crate::ops::reference::ReferenceOps;
-use crate::ops::reference::dequant::stored_bytes;
+use crate::ops::reference::dequant::values_together;
+use noise::Noise;
 
-/// A small generator of reproducible noise (splitmix64).
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        bits ^ (bits >> 31)
-    }
-
-    /// Between -1 and 1.
-    fn float(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    }
-
-    fn floats(&mut self, count: usize) -> Vec<f32> {
-        (0..count).map(|_| self.float()).collect()
-    }
-
-    fn half(&mut self) -> f16 {
-        f16::from_f32(self.float())
-    }
-
-    /// Bytes of a weight whose scales and minimums are moderate numbers.
-    fn weight(&mut self, dtype: Dtype, values: usize) -> Vec<u8> {
-        let bytes = stored_bytes(dtype, values).expect("whole blocks");
-        let mut stored: Vec<u8> = (0..bytes).map(|_| self.next() as u8).collect();
-        let (block, halves) = match dtype {
-            Dtype::F32 => {
-                return self
-                    .floats(values)
-                    .iter()
-                    .flat_map(|value| value.to_le_bytes())
-                    .collect();
-            }
-            Dtype::F16 => (2, 1),
-            Dtype::Q4_0 => (18, 1),
-            Dtype::Q4_1 => (20, 2),
-            _ => (34, 1),
-        };
-        for block in stored.chunks_exact_mut(block) {
-            for half in block.chunks_exact_mut(2).take(halves) {
-                half.copy_from_slice(&self.half().to_le_bytes());
-            }
-        }
-        stored
-    }
-
-    /// Rows that quants of this precision hold exactly.
-    fn exact_rows(&mut self, precision: Precision, rows: usize, cols: usize) -> Vec<f32> {
-        let parts = if precision == Precision::Fine { 128 } else { 1 };
-        let most = 127 * parts;
-        let mut value = || (self.next() % (2 * most + 1)) as f32 - most as f32;
-        let mut values: Vec<f32> = (0..rows * cols).map(|_| value() / parts as f32).collect();
-        for block in values.chunks_exact_mut(32) {
-            let place = (self.next() % 32) as usize;
-            block[place] = if self.next().is_multiple_of(2) {
-                127.0
-            } else {
-                -127.0
-            };
-        }
-        values
-    }
-}
-
-const FORMATS: [Dtype; 5] = [
+const FORMATS: [Dtype; 11] = [
     Dtype::Q4_0,
     Dtype::Q4_1,
+    Dtype::Q5_0,
+    Dtype::Q5_1,
     Dtype::Q8_0,
+    Dtype::Q4K,
+    Dtype::Q5K,
+    Dtype::Q6K,
     Dtype::F16,
+    Dtype::BF16,
     Dtype::F32,
 ];
 
@@ -180,6 +120,8 @@ fn products_equal_the_reference() {
             for precision in [Precision::Coarse, Precision::Fine] {
                 for rows in [1, 2, 7, 12, 13, 27] {
                     for (outputs, cols) in [(1, 32), (17, 96), (48, 160)] {
+                        let together = values_together(dtype).expect("it is read");
+                        let cols = cols * together.div_ceil(32).max(1);
                         let bytes = noise.weight(dtype, outputs * cols);
                         let tensor = Tensor {
                             dtype,
@@ -220,8 +162,13 @@ fn check_product<I: Isa>(
     });
     let matrix = plain.pack(tensor, RowOrder::Plain);
     plain.project_add(&input.to_vec(), &matrix, &mut expected);
-    // Sums of up to 160 products of about 127 × 16 in f32.
-    assert_close(what, &found, &expected, 0.1);
+    // Sums of so many products of about 127 × 16 in f32, to 5 digits.
+    assert_close(
+        what,
+        &found,
+        &expected,
+        0.1 * (cols as f32 / 160.0).max(1.0),
+    );
     assert_same(what, &found, &same);
 }
 
@@ -235,15 +182,16 @@ fn looking_up_tokens_equals_the_reference() {
         let mut plain = ReferenceOps::new(1);
         let mut noise = Noise(2);
         for dtype in FORMATS {
-            let bytes = noise.weight(dtype, 37 * 64);
+            let cols = values_together(dtype).expect("it is read").max(32) * 2;
+            let bytes = noise.weight(dtype, 37 * cols);
             let tensor = Tensor {
                 dtype,
                 rows: 37,
-                cols: 64,
+                cols,
                 bytes: &bytes,
             };
             let tokens: Vec<u32> = (0..37).chain([5, 5, 36]).collect();
-            let (mut found, mut expected) = (vec![0.0; 40 * 64], vec![0.0; 40 * 64]);
+            let (mut found, mut expected) = (vec![0.0; 40 * cols], vec![0.0; 40 * cols]);
             let table = ops.pack(&tensor, RowOrder::Plain);
             ops.embed(&table, &tokens, &mut found);
             let table = plain.pack(&tensor, RowOrder::Plain);
@@ -274,6 +222,13 @@ fn norms_equal_the_reference_up_to_a_quant() {
             let mut found = vec![f32::NAN; x.len()];
             ops.norm_floats(&x, &weight, 1e-5, &mut found);
             assert_close(name, &found, &expected, 1e-6);
+            let mut heads = x.clone();
+            ops.norm_heads(&mut heads, &weight[..32], 1e-5);
+            ReferenceOps::new(1).norm_heads(&mut x, &weight[..32], 1e-5);
+            assert_close(name, &heads, &x, 1e-6);
+            ops.add_rows(&mut heads, &weight);
+            ReferenceOps::new(1).add_rows(&mut x, &weight);
+            assert_close(name, &heads, &x, 1e-6);
         }
     }
     on_each_variant!(check);
@@ -319,7 +274,7 @@ fn gates_equal_the_reference_up_to_a_quant() {
     on_each_variant!(check);
 }
 
-/// One batch through rope, store and attend in both sets. Would catch a wrong mask, tile, segment
+/// One batch through rope, store and attend in both sets. Would catch a wrong mask, window, tile, segment
 /// border, block address, head group or scale.
 #[test]
 fn attention_equals_the_reference() {
@@ -333,15 +288,18 @@ fn attention_equals_the_reference() {
             (8, 1, 96, vec![300, 5]),
             (14, 1, 32, vec![20, 260]),
         ] {
-            let heads = Heads {
-                heads,
-                kv_heads,
-                dim,
-            };
-            let (found, expected) = attend_both(&mut ops, heads, &lens);
-            let what = format!("{name} {heads:?} {lens:?}");
-            // Outputs stay below 1; an int8 step of at most 1/127, half of it.
-            assert_close(&what, &found, &expected, 0.005);
+            for window in [usize::MAX, 1, 30, 270] {
+                let heads = Heads {
+                    heads,
+                    kv_heads,
+                    dim,
+                    window,
+                };
+                let (found, expected) = attend_both(&mut ops, heads, &lens);
+                let what = format!("{name} {heads:?} {lens:?}");
+                // Outputs stay below 1; an int8 step of at most 1/127, half of it.
+                assert_close(&what, &found, &expected, 0.005);
+            }
         }
     }
     on_each_variant!(check);

@@ -6,9 +6,11 @@
 
 pub(crate) mod dequant;
 
+use std::ops::Range;
+
 use crate::kv::layout::KeyOrder;
 use crate::kv::storage::{BLOCK_TOKENS, KvStorage};
-use crate::ops::{Heads, Ops, Precision, Rotation, RowOrder, SeqInput, Tensor, slot};
+use crate::ops::{Heads, Ops, Pairs, Precision, Rotation, RowOrder, SeqInput, Tensor, slot};
 use crate::sys::pool::Pool;
 
 /// The reference op set.
@@ -62,7 +64,11 @@ impl Ops for ReferenceOps {
         0
     }
 
-    fn pack(&mut self, tensor: &Tensor<'_>, _order: RowOrder) -> Dense {
+    fn arrange(&self, values: &[f32], order: RowOrder) -> Vec<f32> {
+        order.arrange(values, Pairs::Neighbours)
+    }
+
+    fn pack(&mut self, tensor: &Tensor<'_>, order: RowOrder) -> Dense {
         let mut values = vec![0.0; tensor.rows * tensor.cols];
         let row_bytes = tensor.bytes.len() / tensor.rows;
         self.pool.each_chunk(&mut values, tensor.cols, |row, out| {
@@ -72,6 +78,13 @@ impl Ops for ReferenceOps {
                 out,
             );
         });
+        if order != RowOrder::Plain {
+            let stored = values.clone();
+            for (row, stored) in stored.chunks_exact(tensor.cols).enumerate() {
+                let place = order.place(row, Pairs::Neighbours);
+                values[place * tensor.cols..][..tensor.cols].copy_from_slice(stored);
+            }
+        }
         Dense {
             cols: tensor.cols,
             values,
@@ -123,6 +136,19 @@ impl Ops for ReferenceOps {
         for (value, up) in out.iter_mut().zip(&ups) {
             *value = *value / (1.0 + (-*value).exp()) * up;
         }
+    }
+
+    fn add_rows(&mut self, x: &mut [f32], values: &[f32]) {
+        for row in x.chunks_exact_mut(values.len()) {
+            row.iter_mut()
+                .zip(values)
+                .for_each(|(x, value)| *x += value);
+        }
+    }
+
+    fn norm_heads(&mut self, x: &mut [f32], weight: &[f32], eps: f32) {
+        let before = x.to_vec();
+        self.norm_floats(&before, weight, eps, x);
     }
 
     fn rotate(&mut self, x: &mut [f32], rows: usize, rotation: &Rotation) {
@@ -189,18 +215,19 @@ impl Ops for ReferenceOps {
             for (head, out) in out.chunks_exact_mut(heads.dim).enumerate() {
                 let query = &queries[row * row_len + head * heads.dim..][..heads.dim];
                 let kv_head = head / (heads.heads / heads.kv_heads);
-                attend_head(query, kv, (layer, kv_head), (seq, position), out);
+                let seen = heads.sees_from(position)..position + 1;
+                attend_head(query, kv, (layer, kv_head), (seq, seen), out);
             }
         });
     }
 }
 
-/// One query over positions `0..=position`: scores, softmax, weighted sum of values.
+/// One query over the positions that it sees: scores, softmax, weighted sum of values.
 fn attend_head(
     query: &[f32],
     kv: &KvStorage<f32>,
     (layer, kv_head): (usize, usize),
-    (seq, position): (&SeqInput<'_>, usize),
+    (seq, seen): (&SeqInput<'_>, Range<usize>),
     out: &mut [f32],
 ) {
     let shape = kv.shape();
@@ -212,7 +239,8 @@ fn attend_head(
             token,
         )
     };
-    let mut weights: Vec<f32> = (0..=position)
+    let mut weights: Vec<f32> = seen
+        .clone()
         .map(|past| {
             let (tile, token) = tile(past);
             let products = query.iter().enumerate();
@@ -227,7 +255,7 @@ fn attend_head(
         .iter_mut()
         .for_each(|weight| *weight = (*weight - largest).exp());
     let total: f32 = weights.iter().sum();
-    for (past, weight) in weights.iter().enumerate() {
+    for (past, weight) in seen.zip(&weights) {
         let (tile, token) = tile(past);
         let values = &tile[shape.half_tile() + token * shape.head_dim..][..shape.head_dim];
         for (out, value) in out.iter_mut().zip(values) {

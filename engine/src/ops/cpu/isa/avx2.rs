@@ -133,16 +133,15 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn first(self, count: usize, a: Self::F, rest: f32) -> Self::F {
+    fn split(self, count: usize, a: Self::F, b: Self::F) -> Self::F {
         proven! {
             let count = _mm256_set1_epi32(count.min(LANES) as i32);
             let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
             let low = _mm256_cmpgt_epi32(count, lanes);
             let high = _mm256_cmpgt_epi32(count, _mm256_add_epi32(lanes, _mm256_set1_epi32(8)));
-            let rest = _mm256_set1_ps(rest);
             [
-                _mm256_blendv_ps(rest, a[0], _mm256_castsi256_ps(low)),
-                _mm256_blendv_ps(rest, a[1], _mm256_castsi256_ps(high)),
+                _mm256_blendv_ps(b[0], a[0], _mm256_castsi256_ps(low)),
+                _mm256_blendv_ps(b[1], a[1], _mm256_castsi256_ps(high)),
             ]
         }
     }
@@ -266,10 +265,23 @@ impl Isa for Avx2 {
 
     #[inline(always)]
     fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
+        let first = self.dot_half(weights, false, input, start);
+        self.dot_half(weights, true, input, first)
+    }
+
+    #[inline(always)]
+    fn dot_half(
+        self,
+        weights: &Self::Weights,
+        second: bool,
+        input: &[i8; 32],
+        start: Self::I,
+    ) -> Self::I {
+        let first = 4 * usize::from(second);
         proven! {
             let one = _mm256_set1_epi16(1);
             let mut sums = start;
-            for index in 0..8 {
+            for index in first..first + 4 {
                 let four = input.as_ptr().cast::<i32>().add(index).read_unaligned();
                 let four = _mm256_set1_epi32(four);
                 for (sum, weights) in sums.iter_mut().zip(weights) {

@@ -118,9 +118,9 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    fn first(self, count: usize, a: __m512, rest: f32) -> __m512 {
+    fn split(self, count: usize, a: __m512, b: __m512) -> __m512 {
         let mask = ((1u32 << count.min(LANES)) - 1) as __mmask16;
-        proven!(_mm512_mask_blend_ps(mask, _mm512_set1_ps(rest), a))
+        proven!(_mm512_mask_blend_ps(mask, b, a))
     }
 
     #[inline(always)]
@@ -209,6 +209,25 @@ impl Isa for Avx512 {
     #[inline(always)]
     fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: __m512i) -> __m512i {
         self.dot_nibbles(weights, input, start)
+    }
+
+    #[inline(always)]
+    fn dot_half(
+        self,
+        weights: &Self::Weights,
+        second: bool,
+        input: &[i8; 32],
+        start: __m512i,
+    ) -> __m512i {
+        let first = 4 * usize::from(second);
+        proven! {
+            let mut sum = start;
+            for (index, weights) in weights.iter().enumerate().skip(first).take(4) {
+                let four = input.as_ptr().cast::<i32>().add(index).read_unaligned();
+                sum = _mm512_dpbusd_epi32(sum, *weights, _mm512_set1_epi32(four));
+            }
+            sum
+        }
     }
 
     #[inline(always)]

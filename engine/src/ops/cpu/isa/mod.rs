@@ -98,8 +98,13 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn abs(self, a: Self::F) -> Self::F;
     /// The largest lane.
     fn largest(self, a: Self::F) -> f32;
+    /// The first `count` lanes of `a`, then those of `b`.
+    fn split(self, count: usize, a: Self::F, b: Self::F) -> Self::F;
     /// The first `count` lanes of `a`, then `rest`.
-    fn first(self, count: usize, a: Self::F, rest: f32) -> Self::F;
+    #[inline(always)]
+    fn first(self, count: usize, a: Self::F, rest: f32) -> Self::F {
+        self.split(count, a, self.splat(rest))
+    }
 
     fn load_half(self, from: &Halves) -> Self::F;
     /// Rounds to nearest, ties to even.
@@ -124,6 +129,14 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I;
     /// For each row: `start` plus the sum of (weight - 128 + `BYTES_OFFSET`) times input.
     fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I;
+    /// The same over the first or the second 16 columns alone.
+    fn dot_half(
+        self,
+        weights: &Self::Weights,
+        second: bool,
+        input: &[i8; 32],
+        start: Self::I,
+    ) -> Self::I;
     /// What [`Isa::dot_bytes`] leaves to its caller: 128 where the instructions take unsigned
     /// weights, 0 where they do not.
     const BYTES_OFFSET: i32;
@@ -135,6 +148,36 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn up_7(self, a: Self::I) -> Self::I;
     /// Each lane divided by 128, rounded down.
     fn down_7(self, a: Self::I) -> Self::I;
+
+    /// Small integers as numbers.
+    #[inline(always)]
+    fn load_small(self, from: &[u8; LANES]) -> Self::F {
+        let mut wide = [0.0; LANES];
+        for (wide, small) in wide.iter_mut().zip(from) {
+            *wide = f32::from(*small);
+        }
+        self.load(&wide)
+    }
+
+    /// The same with signs.
+    #[inline(always)]
+    fn load_signed(self, from: &[u8; LANES]) -> Self::F {
+        let mut wide = [0.0; LANES];
+        for (wide, small) in wide.iter_mut().zip(from) {
+            *wide = f32::from(*small as i8);
+        }
+        self.load(&wide)
+    }
+
+    /// bf16 values by their bits.
+    #[inline(always)]
+    fn load_brain(self, from: &Halves) -> Self::F {
+        let mut wide = [0.0; LANES];
+        for (wide, bits) in wide.iter_mut().zip(from) {
+            *wide = f32::from_bits(u32::from(*bits) << 16);
+        }
+        self.load(&wide)
+    }
 
     /// The sum of all lanes, always in the same order: halves onto each other, four times.
     #[inline(always)]

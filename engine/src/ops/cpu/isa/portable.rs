@@ -91,8 +91,8 @@ impl Isa for Portable {
             .fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
     }
 
-    fn first(self, count: usize, a: Self::F, rest: f32) -> Self::F {
-        let mut out = [rest; LANES];
+    fn split(self, count: usize, a: Self::F, b: Self::F) -> Self::F {
+        let mut out = b;
         let count = count.min(LANES);
         out[..count].copy_from_slice(&a[..count]);
         out
@@ -163,6 +163,23 @@ impl Isa for Portable {
 
     fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
         self.dot_nibbles(weights, input, start)
+    }
+
+    fn dot_half(
+        self,
+        weights: &Self::Weights,
+        second: bool,
+        input: &[i8; 32],
+        start: Self::I,
+    ) -> Self::I {
+        let columns = 16 * usize::from(second)..16 + 16 * usize::from(second);
+        let mut out = start;
+        for (out, row) in out.iter_mut().zip(weights) {
+            for (weight, input) in row[columns.clone()].iter().zip(&input[columns.clone()]) {
+                *out += i32::from(*weight) * i32::from(*input);
+            }
+        }
+        out
     }
 
     fn splat_int(self, value: i32) -> Self::I {

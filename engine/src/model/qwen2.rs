@@ -1,0 +1,22 @@
+//! What does a layer of Qwen2 and Qwen2.5 do?
+//!
+//! As llama, with biases of queries, keys and values; rope turns dimensions `i` and `half + i`.
+
+use super::decoder::Decoder;
+use crate::ops::{Ops, SeqInput};
+use crate::parallel::Collectives;
+
+/// Adds layer `index` to the residual stream. `stored` is told once its keys and values are in the pool.
+pub(super) fn layer<O: Ops, C: Collectives>(
+    model: &mut Decoder<O, C>,
+    (index, batch): (usize, &[SeqInput<'_>]),
+    stored: &mut dyn FnMut(&Decoder<O, C>),
+) {
+    model.project(index);
+    model.add_biases(index);
+    model.rotate();
+    model.store(index, batch);
+    stored(model);
+    model.attend(index, batch);
+    model.feed_forward(index);
+}
