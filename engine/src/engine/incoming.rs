@@ -194,9 +194,8 @@ impl Engine {
         let of = self.parts.layers;
         let each = part.layer_range().len() * (self.parts.device.block_bytes() / of);
         let here = receiving.here.get(part.numbers()).unwrap_or_default();
-        let wanted = !here.is_empty() && here.iter().all(|here| !here.is_whole());
         let fits = part.layer_range().end <= of && bytes.len() == here.len() * each && each > 0;
-        if !wanted || !fits {
+        if here.is_empty() || !fits {
             return Err(unwanted());
         }
         let grown = receiving
@@ -210,13 +209,17 @@ impl Engine {
             return Ok(());
         };
         for (number, bytes) in part.numbers().zip(bytes.chunks_exact(each)) {
+            // A transfer that was taken up again begins its unfinished blocks anew: what has become whole
+            // meanwhile may be in use.
+            if receiving.here[number].is_whole() {
+                continue;
+            }
             let block = receiving.table.blocks()[number];
             let device = &mut self.parts.device;
             if !device.take_layers(block, part.layer_range(), bytes) {
                 return Err(TransferError::NotFinite);
             }
             let here = &mut receiving.here[number];
-            // A transfer that was taken up again begins its unfinished blocks anew.
             *here = here.with_again(part, of).ok_or_else(unwanted)?;
         }
         receiving.deadline = now + receiving.timeout;

@@ -152,12 +152,26 @@ impl Outgoing {
         let Asked::HandOver { id, .. } = request.asked else {
             return;
         };
+        let receiver = request.receiver.clone();
+        let same = |parked: &AttachRequest| {
+            let is_same = matches!(parked.asked, Asked::HandOver { id: other, .. } if other == id);
+            is_same && parked.receiver == receiver
+        };
         if self.open.contains_key(&id) {
             // Whoever asked may be gone.
             let _ = answer.try_send(self.connect(id, request));
         } else if self.past_ids.contains(&id) {
             let message = "this transfer is over; it can be used once";
             let _ = answer.try_send(Err(refused(Reason::Used, message)));
+        } else if let Some((before, told)) = self.parked.iter_mut().find(|(parked, _)| same(parked))
+        {
+            // Its connection broke, and it has come again.
+            let before = (
+                std::mem::replace(before, request),
+                std::mem::replace(told, answer),
+            );
+            let message = "the same node has come again for this transfer";
+            let _ = before.1.try_send(Err(refused(Reason::GivenUp, message)));
         } else if self.parked.len() >= PARKED_MAX {
             let message = "too many nodes wait for prefills here";
             let _ = answer.try_send(Err(refused(Reason::Busy, message)));
@@ -354,7 +368,7 @@ impl Outgoing {
         for out in self.open.values_mut() {
             let table = table_of(out, running, pins);
             if let Some(table) = table {
-                out.stream(table, 0, &mut source);
+                out.stream(table, (self.pass, 0), &mut source);
             }
             self.is_behind |= out.pump(table, &mut source);
         }
@@ -387,7 +401,7 @@ impl Outgoing {
                 out.begin_streams(self.pass, table, blocks, source.layers);
             }
             if let Some(table) = table {
-                out.stream(table, computed, source);
+                out.stream(table, (self.pass, computed), source);
             }
             out.pump(table, source);
         }

@@ -410,7 +410,7 @@ impl Engine {
         usize::MAX
     }
 
-    fn preempt(&mut self, victim: usize, chunks: &mut Vec<Chunk>) {
+    pub(super) fn preempt(&mut self, victim: usize, chunks: &mut Vec<Chunk>) {
         let mut sequence = self.running.remove(victim);
         if let Some(table) = sequence.leave() {
             table.release(&mut self.pool);

@@ -58,7 +58,8 @@ impl Within<'_> {
         };
         let held = self.pool.overlap(chain).blocks;
         let is_all = self.store.is_none() || held == chain.len();
-        if !is_all || !self.pins.may_pin(held, 0, self.pool) {
+        let expected = self.running.iter().map(Sequence::pins).sum();
+        if !is_all || !self.pins.may_pin(held, expected, self.pool) {
             return self.outgoing.look_later((request, answer));
         }
         let table = BlockTable::claim(self.pool, scope.clone(), &chain[..held]);

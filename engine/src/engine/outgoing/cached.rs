@@ -11,7 +11,7 @@ use super::super::Engine;
 use super::handover::{Out, Stage};
 use super::{Accepted, Answer, Arrival, Asked, AttachRequest, Outgoing, refused};
 use crate::engine::pins::Pins;
-use crate::engine::sequence::DiskWait;
+use crate::engine::sequence::{DiskWait, Sequence};
 use crate::kv::pool::Pool;
 use crate::kv::store::Wanted;
 use crate::kv::table::BlockTable;
@@ -179,7 +179,8 @@ impl Engine {
         let held = self.pool.overlap(chain).blocks;
         let store = self.store.as_ref();
         let below = store.map_or(0, |store| store.overlap(&chain[held..]));
-        if !self.pins.may_pin(held + below, 0, &self.pool) {
+        let expected = self.running.iter().map(Sequence::pins).sum();
+        if !self.pins.may_pin(held + below, expected, &self.pool) {
             return self.outgoing.crowd((request, answer), Instant::now());
         }
         let mut table = BlockTable::claim(&mut self.pool, scope.clone(), chain);

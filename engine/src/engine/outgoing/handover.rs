@@ -65,6 +65,9 @@ pub(super) struct Link {
 /// blocks together.
 #[derive(Debug)]
 struct Stream {
+    /// The pass that completes them. If its request then loses its blocks, they go on once they are
+    /// computed again, to the same bits.
+    pass: u64,
     blocks: Range<u32>,
     /// Layers that have been sent.
     layers: usize,
@@ -114,15 +117,24 @@ impl Source<'_> {
 
 impl Link {
     /// Sends layers of the blocks that go out so: all of those that the table has whole, and so many of
-    /// those that a pass is at. True if nothing is left that could be sent now and was not.
-    fn stream(&mut self, table: &BlockTable, computed: usize, source: &mut Source<'_>) {
+    /// those that this pass is at.
+    fn stream(
+        &mut self,
+        table: &BlockTable,
+        (pass, computed): (u64, usize),
+        source: &mut Source<'_>,
+    ) {
         let published = table.hashes().len();
         let (sender, all) = (&self.sender, source.layers);
         let mut has_room = true;
         for stream in &mut self.streams {
             let count = stream.blocks.len();
             let is_whole = stream.blocks.end as usize <= published;
-            let computed = if is_whole { all } else { computed };
+            let computed = match stream.pass == pass {
+                _ if is_whole => all,
+                true => computed,
+                false => 0,
+            };
             while has_room && stream.layers < computed {
                 let layers = (computed - stream.layers).min(all / count);
                 if computed < all && count * layers * source.layer_bytes < STREAMED_BYTES_MIN {
@@ -191,16 +203,17 @@ impl Out {
         for run in link.missing.take(published..upto) {
             let starts = run.clone().step_by(layers);
             link.streams.extend(starts.map(|start| Stream {
+                pass,
                 blocks: start..run.end.min(start + layers as u32),
                 layers: 0,
             }));
         }
     }
 
-    /// Copies what it can of a pass that has computed so many layers.
-    pub(super) fn stream(&mut self, table: &BlockTable, computed: usize, source: &mut Source<'_>) {
+    /// Copies what it can of this pass, which has computed so many layers, and of earlier ones.
+    pub(super) fn stream(&mut self, table: &BlockTable, at: (u64, usize), source: &mut Source<'_>) {
         if let Some(link) = &mut self.link {
-            link.stream(table, computed, source);
+            link.stream(table, at, source);
         }
     }
 

@@ -81,14 +81,21 @@ pub struct Disk {
 }
 
 /// A block that came from the disk.
-pub(super) struct Arrived {
+#[derive(Debug)]
+pub struct Arrived {
     pub(super) kept: Kept,
     buffer: Buffer,
     pub(super) ms: f64,
 }
 
 impl Arrived {
-    pub(super) fn body(&self, body_bytes: usize) -> &[u8] {
+    /// Which it is.
+    pub fn kept(&self) -> &Kept {
+        &self.kept
+    }
+
+    /// Its bytes.
+    pub fn body(&self, body_bytes: usize) -> &[u8] {
         &self.buffer.bytes()[..body_bytes]
     }
 }
@@ -214,12 +221,12 @@ impl Disk {
     }
 
     /// Whether anything is on its way.
-    pub(super) fn is_busy(&self) -> bool {
+    pub fn is_busy(&self) -> bool {
         self.spare.len() < self.buffers
     }
 
     /// Has a block written, if the drive can take it now; `fill` gives its bytes. False if not.
-    pub(super) fn write(&mut self, kept: &Kept, fill: impl FnOnce(&mut [u8])) -> bool {
+    pub fn write(&mut self, kept: &Kept, fill: impl FnOnce(&mut [u8])) -> bool {
         // Half of the buffers are for reading: somebody waits for those.
         let busy = self.spare.len() <= self.buffers / 2;
         if busy || !Entry::fits(&kept.stored) {
@@ -284,7 +291,7 @@ impl Disk {
 
     /// Asks for leading blocks of a chain, as many as there are buffers. False if none of them is
     /// on its way.
-    pub(super) fn read(&mut self, chain: &[BlockHash]) -> bool {
+    pub fn read(&mut self, chain: &[BlockHash]) -> bool {
         let mut coming = false;
         for hash in chain {
             if self.reading.contains(hash) {
@@ -309,7 +316,7 @@ impl Disk {
     }
 
     /// Takes note of what the drive has done; hands out what it read.
-    pub(super) fn poll(&mut self) -> Vec<Arrived> {
+    pub fn poll(&mut self) -> Vec<Arrived> {
         let mut arrived = Vec::new();
         while let Ok(done) = self.done.try_recv() {
             arrived.extend(self.settle(done));
@@ -386,7 +393,7 @@ impl Disk {
     }
 
     /// Gives a buffer back.
-    pub(super) fn give_back(&mut self, arrived: Arrived) {
+    pub fn give_back(&mut self, arrived: Arrived) {
         self.spare.push(arrived.buffer);
     }
 
