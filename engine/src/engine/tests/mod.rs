@@ -12,6 +12,7 @@ mod grammar;
 mod many;
 mod pinned;
 mod receivers;
+mod sending;
 mod shared;
 mod speculate;
 mod stepper;

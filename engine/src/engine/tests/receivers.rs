@@ -4,8 +4,8 @@
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
+use super::sending::{Granted, Memory};
 use super::stepper::Stepper;
-use super::transfers::{Granted, Memory};
 use super::*;
 use crate::engine::{Accepted, Asked, AttachRequest};
 use crate::kv::transfer::sender::Sender;
