@@ -13,7 +13,7 @@ export CMAKE
 # The binaries stand where cargo puts them, also when the user moved its target directory.
 TARGET := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help run test setup build lint clients bench-engine bench-gateway bench-peers bench-policies bench-routing \
+.PHONY: help run test setup build lint clients bench-engine bench-gateway bench-peers bench-policies bench-routing bench-store \
 	bench-decision bench-disaggregation check-vllm check-mooncake
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo '                    prompts and answers on nodes of their own beside mixed nodes (~12 minutes)'
 	@echo 'make bench-decision what choosing a node costs for a turn of 100,000 tokens, 64 nodes'
 	@echo 'make bench-peers    the index beside the crates kv-index and dynamo-kv-router'
+	@echo 'make bench-store    the disk tier beside foyer, a hybrid cache (~10 minutes to build)'
 	@echo 'make bench-policies TRACES=DIR ARGS="--scenario conversation"'
 	@echo '                    routing by formula beside the same by those crates, in simulation'
 
@@ -85,6 +86,10 @@ bench-policies: build
 	@load-tests/scripts/bench-policies $(ARGS)
 
 # A workspace of its own, with its own lock file.
+PEERS := cargo run --release --locked --manifest-path load-tests/peers/Cargo.toml --target-dir target/peers
+
 bench-peers:
-	@cargo run --release --locked --manifest-path load-tests/peers/Cargo.toml \
-	  --target-dir target/peers -- $(ARGS)
+	@$(PEERS) -- $(ARGS)
+
+bench-store:
+	@$(PEERS) -- store $(ARGS)

@@ -54,7 +54,8 @@ const EDGES: &[(&str, &[&str])] = &[
     // Pure: no IO, no clock of its own.
     ("load-tests/simulate", &["cache-index", "policies"]),
     // A workspace of its own (its peers' dependencies are not the product's), yet the same rule.
-    ("load-tests/peers", &["cache-index"]),
+    // The engine's disk tier is measured beside its peer there.
+    ("load-tests/peers", &["cache-index", "engine"]),
 ];
 
 /// The workspace's own crates as a `Cargo.toml` names them.

@@ -259,7 +259,7 @@ impl Disk {
             stored: kept.stored.clone(),
             depth: kept.depth,
             stamp: self.stamp,
-            sum: [0; 32],
+            sum: [0; 16],
         });
         let request = Request::Write {
             slot,
