@@ -34,8 +34,12 @@ fn workload(sessions: usize, system_tokens: usize, seed: u64) -> Vec<workload::S
     })
 }
 
+/// Held alone by a test whose sessions must have no reason to leave a node: another stack on the same cores is one.
+static MACHINE: tokio::sync::RwLock<()> = tokio::sync::RwLock::const_new(());
+
 #[tokio::test]
 async fn twenty_turns_are_cached_to_the_block_on_one_node() {
+    let _beside_others = MACHINE.read().await;
     // Catches a block too few (KV of the answer not kept, tail block lost) or too many (credit for
     // what was never computed), and a session that wanders.
     let stack = Stack::start(2);
@@ -95,6 +99,7 @@ async fn twenty_turns_are_cached_to_the_block_on_one_node() {
 
 #[tokio::test]
 async fn sessions_spread_over_the_nodes_and_each_stays() {
+    let _alone = MACHINE.write().await;
     // Catches a router that sends everything to one node, or a session to both.
     let stack = Stack::start(2);
     let sessions = workload(10, 200, 12);
@@ -128,6 +133,7 @@ async fn sessions_spread_over_the_nodes_and_each_stays() {
 
 #[tokio::test]
 async fn tenants_share_nothing() {
+    let _beside_others = MACHINE.read().await;
     // Catches a cache that answers one tenant from another's blocks, also when the client forges
     // the salt that separates them.
     let stack = Stack::start(1);
@@ -160,6 +166,7 @@ async fn tenants_share_nothing() {
 
 #[tokio::test]
 async fn a_killed_node_costs_the_cache_and_nothing_else() {
+    let _beside_others = MACHINE.read().await;
     // Catches an error for the client when a node dies between turns, a node that is never
     // restarted, and a cache credited to the restarted node.
     let stack = Stack::start(2);
@@ -231,6 +238,7 @@ async fn a_killed_node_costs_the_cache_and_nothing_else() {
 
 #[tokio::test]
 async fn a_session_whose_node_drains_takes_its_cache_along() {
+    let _beside_others = MACHINE.read().await;
     // Catches a session that is computed again where its cache could be fetched, and KV that is
     // fetched and not billed as cached.
     let stack = Stack::start(2);
