@@ -12,18 +12,13 @@ use crate::parallel::RankGroup;
 
 /// What a step loop computes on.
 pub trait Device: Blocks + Send {
-    /// Runs a pass.
-    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError>;
-
-    /// The same, and tells of each layer as it is computed, if it can tell.
-    fn run_watched(
+    /// Runs a pass, and tells of each layer as it is computed, if it can tell.
+    fn run(
         &mut self,
         pass: &Pass<'_>,
         output: &mut PassOutput,
-        _watch: &mut Watch<'_>,
-    ) -> Result<(), ForwardError> {
-        self.run(pass, output)
-    }
+        watch: &mut Watch<'_>,
+    ) -> Result<(), ForwardError>;
 
     /// Copies some layers of a full block out. Of one that does not tell of layers only all are asked for.
     fn read_layers(&mut self, block: BlockId, layers: Range<usize>, to: &mut [u8]);
@@ -34,11 +29,7 @@ pub trait Device: Blocks + Send {
 }
 
 impl Device for RankGroup {
-    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError> {
-        Self::run(self, pass, output)
-    }
-
-    fn run_watched(
+    fn run(
         &mut self,
         pass: &Pass<'_>,
         output: &mut PassOutput,
@@ -122,7 +113,12 @@ impl<F> Device for F
 where
     F: FnMut(&Pass<'_>, &mut PassOutput) -> Result<(), ForwardError> + Send,
 {
-    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError> {
+    fn run(
+        &mut self,
+        pass: &Pass<'_>,
+        output: &mut PassOutput,
+        _watch: &mut Watch<'_>,
+    ) -> Result<(), ForwardError> {
         self(pass, output)
     }
 

@@ -6,7 +6,7 @@
 //! to cancel: its flag is read at the start of the next step.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self as mpsc_std, SyncSender, TrySendError};
+use std::sync::mpsc::{Receiver, Sender as Arrivals, SyncSender, TrySendError, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -96,7 +96,7 @@ pub(super) struct Shared {
 pub struct Handle {
     commands: SyncSender<Command>,
     /// Looked at within steps, too.
-    receivers: mpsc_std::Sender<Arrival>,
+    receivers: Arrivals<Arrival>,
     shared: Arc<Shared>,
 }
 
@@ -114,9 +114,9 @@ impl Handle {
         commands: SyncSender<Command>,
         queue_max: usize,
         kv_blocks: usize,
-    ) -> (Self, mpsc_std::Receiver<Arrival>) {
+    ) -> (Self, Receiver<Arrival>) {
         // Bounded by the connections that other nodes may have.
-        let (receivers, arrivals) = mpsc_std::channel();
+        let (receivers, arrivals) = channel();
         let (active, _) = watch::channel(0);
         let shared = Shared {
             queue: Queue::new(queue_max),

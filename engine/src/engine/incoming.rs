@@ -170,7 +170,9 @@ impl Engine {
         self.parts.metrics.transfers.asked.inc();
         sequence.coming = Coming::Blocks(Box::new(Receiving {
             table,
-            here: (0..blocks).map(|block| there_if(block < held)).collect(),
+            here: (0..blocks)
+                .map(|block| Layers::all_if(block < held))
+                .collect(),
             control,
             timeout: take_over.timeout,
             deadline: Instant::now() + take_over.timeout,
@@ -370,14 +372,6 @@ impl Engine {
     /// Everything that came and was not looked at.
     pub(super) fn queue_inbound(&mut self, inbound: Inbound) {
         self.inbound.push_back(inbound);
-    }
-}
-
-fn there_if(there: bool) -> Layers {
-    if there {
-        Layers::ALL
-    } else {
-        Layers::default()
     }
 }
 

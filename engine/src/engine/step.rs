@@ -113,7 +113,7 @@ impl Engine {
             left: COPIED_MAX,
         };
         let mut watch = |computed: usize, read: &ReadLayers<'_>| within.layer(computed, read);
-        let run = || device.run_watched(&pass, output, &mut watch);
+        let run = || device.run(&pass, output, &mut watch);
         match catch_unwind(AssertUnwindSafe(run)) {
             Err(panic) => Err(ApiError::internal(format!(
                 "forward panicked: {}",

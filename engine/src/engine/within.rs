@@ -59,7 +59,8 @@ impl Within<'_> {
         let held = self.pool.overlap(chain).blocks;
         let is_all = self.store.is_none() || held == chain.len();
         let expected = self.running.iter().map(Sequence::pins).sum();
-        if !is_all || !self.pins.may_pin(held, expected, self.pool) {
+        let has_room = !self.outgoing.is_crowded() && self.pins.may_pin(held, expected, self.pool);
+        if !is_all || !has_room {
             return self.outgoing.look_later((request, answer));
         }
         let table = BlockTable::claim(self.pool, scope.clone(), &chain[..held]);

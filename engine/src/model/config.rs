@@ -121,7 +121,11 @@ impl ModelConfig {
             context,
             rope_base: float(header, &key("rope.freq_base"))?.unwrap_or(10_000.0),
             rope_scaling: rope_scaling(header, &key, context)?,
-            window: optional_size(header, &key("attention.sliding_window"))?,
+            // Qwen's files may name one that the model does not use.
+            window: match architecture {
+                Architecture::Llama => optional_size(header, &key("attention.sliding_window"))?,
+                Architecture::Qwen2 | Architecture::Qwen3 => None,
+            },
             rms_eps: float(header, &eps)?.unwrap_or(1e-5),
         };
         config.check(header, &key)?;
@@ -176,7 +180,7 @@ fn rope_scaling(
     let kind = header.metadata.get(&*name).and_then(|v| v.as_str());
     let number = |name: &str| float(header, &key(name));
     let factor = match number("rope.scaling.factor")? {
-        // Files of before 2023-08 had the inverse.
+        // Older files have it under another name.
         None => number("rope.scale_linear")?.unwrap_or(1.0),
         Some(factor) => factor,
     };

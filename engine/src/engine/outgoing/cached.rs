@@ -4,6 +4,7 @@
 //! and host memory give what they have, pinned until the receiver has it. While others' blocks are pinned
 //! up to the bound, a receiver waits for them to be let go.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ pub(super) struct Waiting {
     /// Their blocks are being read from the disk.
     seeking: Vec<(AttachRequest, Answer, DiskWait)>,
     /// There is no room to pin more.
-    crowded: Vec<Arrival>,
+    crowded: VecDeque<Arrival>,
 }
 
 impl Waiting {
@@ -40,10 +41,14 @@ impl Waiting {
 
     /// Refuses those that have waited for too long.
     pub(super) fn expire(&mut self, now: Instant) {
-        let late = |(request, _): &mut Arrival| request.until <= now;
-        for (_, answer) in self.crowded.extract_if(.., late) {
-            let _ = answer.try_send(Err(busy()));
-        }
+        self.crowded.retain(|(request, answer)| {
+            let waits = now < request.until;
+            if !waits {
+                // Whoever asked may be gone.
+                let _ = answer.try_send(Err(busy()));
+            }
+            waits
+        });
     }
 }
 
@@ -57,6 +62,11 @@ impl Outgoing {
         !self.cached.seeking.is_empty()
     }
 
+    /// Whether others wait for room to pin.
+    pub(in crate::engine) fn is_crowded(&self) -> bool {
+        !self.cached.crowded.is_empty()
+    }
+
     /// Has a receiver wait for the step's end.
     pub(in crate::engine) fn look_later(&mut self, (request, answer): Arrival) {
         self.cached.seeking.push((request, answer, DiskWait::Open));
@@ -64,7 +74,7 @@ impl Outgoing {
 
     fn crowd(&mut self, arrival: Arrival, now: Instant) {
         if self.cached.crowded.len() < CROWDED_MAX && now < arrival.0.until {
-            return self.cached.crowded.push(arrival);
+            return self.cached.crowded.push_back(arrival);
         }
         // Whoever asked may be gone.
         let _ = arrival.1.try_send(Err(busy()));
@@ -128,8 +138,12 @@ impl Engine {
         for (request, answer, wait) in std::mem::take(&mut self.outgoing.cached.seeking) {
             self.seek(request, answer, wait);
         }
-        for (request, answer) in std::mem::take(&mut self.outgoing.cached.crowded) {
-            self.hold_cached(request, answer);
+        // The first of them first: the others may want less, and would keep it waiting.
+        while let Some(arrival) = self.outgoing.cached.crowded.pop_front() {
+            if let Some(arrival) = self.hold_cached(arrival) {
+                self.outgoing.cached.crowded.push_front(arrival);
+                break;
+            }
         }
         while let Ok((request, answer)) = self.receivers.try_recv() {
             match request.asked {
@@ -162,18 +176,25 @@ impl Engine {
                 return seeking.push((request, answer, wait));
             }
         }
-        self.hold_cached(request, answer);
+        let mut left = Some((request, answer));
+        if !self.outgoing.is_crowded() {
+            left = left.and_then(|arrival| self.hold_cached(arrival));
+        }
+        if let Some(arrival) = left {
+            self.outgoing.crowd(arrival, Instant::now());
+        }
     }
 
-    /// Pins what pool and host memory hold of a prompt, no more than may be pinned.
-    fn hold_cached(&mut self, request: AttachRequest, answer: Answer) {
+    /// Pins what pool and host memory hold of a prompt, no more than may ever be pinned. Gives the receiver
+    /// back if there is no room for that now.
+    fn hold_cached(&mut self, arrival: Arrival) -> Option<Arrival> {
         let Asked::Cached {
             scope,
             chain,
             tokens,
-        } = &request.asked
+        } = &arrival.0.asked
         else {
-            return;
+            return None;
         };
         let chain = &chain[..chain.len().min(Pins::most(&self.pool))];
         let held = self.pool.overlap(chain).blocks;
@@ -181,11 +202,12 @@ impl Engine {
         let below = store.map_or(0, |store| store.overlap(&chain[held..]));
         let expected = self.running.iter().map(Sequence::pins).sum();
         if !self.pins.may_pin(held + below, expected, &self.pool) {
-            return self.outgoing.crowd((request, answer), Instant::now());
+            return Some(arrival);
         }
         let mut table = BlockTable::claim(&mut self.pool, scope.clone(), chain);
         self.fetch(chain, tokens, &mut table);
         let keep = (&mut self.pins, &mut self.pool);
-        self.outgoing.grant(table, (request, answer), keep);
+        self.outgoing.grant(table, arrival, keep);
+        None
     }
 }

@@ -12,7 +12,7 @@ use super::refused;
 use super::runs::Runs;
 use crate::engine::job::TicketId;
 use crate::kv::table::BlockTable;
-use crate::kv::transfer::part::Part;
+use crate::kv::transfer::part::{Layers, Part};
 use crate::kv::transfer::sender::Sender;
 use crate::kv::transfer::{End, Reason, TransferError};
 use crate::metrics::TransferMetrics;
@@ -23,8 +23,6 @@ const ALIVE_EVERY: Duration = Duration::from_millis(500);
 /// Layers wait for others until they are so many bytes, but for the last: a frame, and waking who sends
 /// it, cost about as much as copying that.
 const STREAMED_BYTES_MIN: usize = 64 << 10;
-/// Models with more layers go out in whole blocks.
-const STREAMED_LAYERS_MAX: usize = 128;
 
 #[derive(Debug)]
 pub(super) struct Out {
@@ -194,7 +192,7 @@ impl Out {
         let Some(link) = &mut self.link else {
             return;
         };
-        if link.pass == pass || layers > STREAMED_LAYERS_MAX {
+        if link.pass == pass || layers > Layers::MAX {
             return;
         }
         link.pass = pass;

@@ -161,11 +161,7 @@ fn tokens_of(layers: Range<usize>) -> Range<usize> {
 }
 
 impl Device for Scripted {
-    fn run(&mut self, pass: &Pass<'_>, output: &mut PassOutput) -> Result<(), ForwardError> {
-        self.run_watched(pass, output, &mut |_, _| ())
-    }
-
-    fn run_watched(
+    fn run(
         &mut self,
         pass: &Pass<'_>,
         output: &mut PassOutput,

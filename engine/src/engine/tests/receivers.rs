@@ -95,9 +95,12 @@ fn who_finds_no_room_waits_until_others_have_theirs() {
     let (one, _) = fetch(&stepper.handle, &first, PATIENT);
     let (two, window) = fetch(&stepper.handle, &second, PATIENT);
     let (late, _) = fetch(&stepper.handle, &second, Duration::ZERO);
+    // It would fit, and would keep the one before it waiting.
+    let (small, _) = fetch(&stepper.handle, &second[..8 * BLOCK_TOKENS], PATIENT);
     stepper.step();
     let one = accepted(&one).expect("half of the pool has room for it");
     assert!(two.try_recv().is_err(), "it waits");
+    assert!(small.try_recv().is_err(), "behind the other");
     let refused = late.try_recv().expect("told").expect_err("its time is up");
     let is_busy = matches!(
         &refused,
@@ -111,7 +114,9 @@ fn who_finds_no_room_waits_until_others_have_theirs() {
     stepper.step();
     let two = accepted(&two).expect("there is room now");
     assert_eq!(window.put.lock().unwrap().len(), 20);
+    let small = accepted(&small).expect("and after it");
     stepper.handle.kv_received(two.id);
+    stepper.handle.kv_received(small.id);
     stepper.end();
 }
 

@@ -7,7 +7,7 @@
 //! model's logits. Answers behind such blocks are not those of a node that keeps them exactly, so it is
 //! never the default, and blocks of one form are none of the other's.
 
-use crate::kv::layout::KvDtype;
+use crate::kv::layout::{KvDtype, KvValue};
 
 /// Values that share a scale. A tile's keys and its values are multiples of it.
 const GROUP: usize = 16;
@@ -112,17 +112,16 @@ impl Form {
         };
         // Without a way out in the middle, so that many are looked at at once.
         kept.chunks_exact(apart)
-            .fold(true, |finite, value| finite & has_finite_bits(dtype, value))
+            .fold(true, |finite, value| finite & is_finite_value(dtype, value))
     }
 }
 
-/// Neither infinite nor not a number: the bits of the exponent are not all set.
-fn has_finite_bits(dtype: KvDtype, from: &[u8]) -> bool {
+/// Neither infinite nor not a number.
+fn is_finite_value(dtype: KvDtype, from: &[u8]) -> bool {
     match dtype {
-        KvDtype::F16 => u16::from_le_bytes([from[0], from[1]]) & 0x7c00 != 0x7c00,
+        KvDtype::F16 => KvValue::is_finite(u16::from_le_bytes([from[0], from[1]])),
         KvDtype::F32 => {
-            let bits = u32::from_le_bytes([from[0], from[1], from[2], from[3]]);
-            bits & 0x7f80_0000 != 0x7f80_0000
+            KvValue::is_finite(f32::from_le_bytes([from[0], from[1], from[2], from[3]]))
         }
     }
 }

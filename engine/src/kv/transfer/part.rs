@@ -80,13 +80,24 @@ impl Part {
     }
 }
 
-/// Which layers of a block are there. Blocks of more than 128 layers come whole.
+/// Which layers of a block are there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layers(u128);
 
 impl Layers {
     /// All of them.
     pub const ALL: Layers = Layers(u128::MAX);
+    /// Blocks of more layers than these come whole.
+    pub const MAX: usize = 128;
+
+    /// All of a block that is there, none of one that is not.
+    pub fn all_if(there: bool) -> Layers {
+        if there {
+            Layers::ALL
+        } else {
+            Layers::default()
+        }
+    }
 
     /// Whether every layer is there.
     pub fn is_whole(self) -> bool {
@@ -113,7 +124,7 @@ fn mask(layers: std::ops::Range<usize>, of: usize) -> Option<u128> {
     let below = |layer: usize| match layer {
         layer if layer >= of => Some(u128::MAX),
         0 => Some(0),
-        layer if layer < 128 && of <= 128 => Some((1 << layer) - 1),
+        layer if of <= Layers::MAX => Some((1 << layer) - 1),
         _ => None,
     };
     Some(below(layers.end)? & !below(layers.start)?)

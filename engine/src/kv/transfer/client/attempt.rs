@@ -70,6 +70,20 @@ struct HeardState {
     failed: Option<TransferError>,
 }
 
+impl HeardState {
+    fn new(missing: &[bool]) -> Self {
+        Self {
+            left: missing.iter().filter(|missing| **missing).count(),
+            here: missing
+                .iter()
+                .map(|missing| Layers::all_if(!missing))
+                .collect(),
+            end: None,
+            failed: None,
+        }
+    }
+}
+
 impl<'a> Transfer<'a> {
     pub(super) fn new(order: &'a Order, identity: &'a Identity, engine: &'a Handle) -> Self {
         Self {
@@ -111,12 +125,7 @@ impl<'a> Transfer<'a> {
             control: &self.order.control,
             own: self.identity.layout,
             theirs: peer_layout,
-            state: Mutex::new(HeardState {
-                left: self.missing.iter().filter(|missing| **missing).count(),
-                here: self.missing.iter().map(unless_missing).collect(),
-                end: None,
-                failed: None,
-            }),
+            state: Mutex::new(HeardState::new(&self.missing)),
             changed: Condvar::new(),
         };
         let writer = Arc::new(Mutex::new(writer));
@@ -340,14 +349,6 @@ impl Heard<'_> {
             Some(end) if state.left == 0 => Ok(end),
             _ => Err(state.failed.take().unwrap_or(TransferError::Cancelled)),
         }
-    }
-}
-
-fn unless_missing(missing: &bool) -> Layers {
-    if *missing {
-        Layers::default()
-    } else {
-        Layers::ALL
     }
 }
 
