@@ -4,6 +4,7 @@
 //! file sees an unchecked value.
 
 mod error;
+mod packed;
 mod shared;
 mod tiers;
 
@@ -24,6 +25,8 @@ use crate::scheduler::pace::Beside;
 use crate::server::auth::NodeToken;
 use crate::server::role::Role;
 pub use error::ConfigError;
+pub use packed::PackedWeights;
+use packed::parse_packed;
 use shared::SharedArgs;
 use tiers::TierArgs;
 
@@ -82,6 +85,10 @@ struct ServeArgs {
     /// Q5_0, Q5_1, Q4_K, Q5_K or Q6_K).
     #[arg(long, value_name = "PATH")]
     model: PathBuf,
+    /// Where weights are kept as the kernels want them, so that the next start is quick: beside the
+    /// model's file, off, or a folder.
+    #[arg(long, value_name = "WHERE", default_value = "beside", value_parser = parse_packed)]
+    packed_weights: PackedWeights,
     /// Address to listen at; port 0 takes a free one. Beyond loopback a node token is demanded.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
     listen: String,
@@ -204,6 +211,8 @@ enum PoolingFlag {
 pub struct Config {
     /// The model file.
     pub model: PathBuf,
+    /// Where its packed weights are kept.
+    pub packed_weights: PackedWeights,
     /// Its id in the API.
     pub model_id: String,
     /// Where to listen.
@@ -320,6 +329,7 @@ impl ServeArgs {
         Ok(Config {
             model_id: model_id(&args)?,
             model: args.model,
+            packed_weights: args.packed_weights,
             listen,
             threads: in_range("threads", args.threads.unwrap_or(cores), 1024)?,
             kv_memory_bytes: args.kv_memory,

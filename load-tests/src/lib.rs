@@ -8,7 +8,8 @@
 //! [`disaggregation_bench`] are the figures of docs/MEASUREMENTS.md, [`answers`] says how many tokens of answers a next turn
 //! would lose, [`soak`] asks for everything at once, [`simulate`] plays traces on a virtual clock,
 //! [`clients`] drives other people's clients through the gateway, [`vllm_check`] asks a real vLLM what
-//! it had cached, [`process`] starts and watches the programs that they compare.
+//! it had cached, [`random_model`]
+//! makes a file of a useful size to measure on, [`process`] starts and watches the programs that they compare.
 
 pub mod agent;
 pub mod answers;
@@ -28,6 +29,7 @@ pub mod node;
 mod node_http;
 pub mod policy;
 pub mod process;
+pub mod random_model;
 pub mod report;
 pub mod routing_bench;
 pub mod scripted_node;

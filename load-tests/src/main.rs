@@ -13,8 +13,8 @@ use load_tests::error::LoadError;
 use load_tests::report::Report;
 use load_tests::{
     agent, answers, clients, constrain_bench, disaggregation_bench, echo_node, engine_bench,
-    fairness_bench, gateway_bench, http_bench, node, policy, routing_bench, scripted_node,
-    simulate, soak, vllm_check,
+    fairness_bench, gateway_bench, http_bench, node, policy, random_model, routing_bench,
+    scripted_node, simulate, soak, vllm_check,
 };
 use serde::Serialize;
 
@@ -56,13 +56,16 @@ enum Tool {
     DisaggregationBench(Box<disaggregation_bench::Args>),
     /// Our engine beside llama.cpp's server
     #[command(hide = true)]
-    EngineBench(engine_bench::Args),
+    EngineBench(Box<engine_bench::Args>),
     /// Answers that stream while long prompts arrive
     #[command(hide = true)]
     FairnessBench(fairness_bench::Args),
     /// Our gateway beside SMG and nginx
     #[command(hide = true)]
     GatewayBench(gateway_bench::Args),
+    /// A model file of a real shape with random weights
+    #[command(hide = true)]
+    RandomModel(random_model::Args),
     /// Where our gateway and SMG send the turns of agents, before simulated nodes
     #[command(hide = true)]
     RoutingBench(Box<routing_bench::Args>),
@@ -157,6 +160,7 @@ async fn run(tool: Tool) -> Result<(), LoadError> {
             println!("{}", json(&nodes.places()?)?);
             until_stdin_ends(nodes.serve(), args.exit_with_stdin).await
         }
+        Tool::RandomModel(args) => random_model::run(&args),
         Tool::RoutingBench(args) => {
             let comparison = routing_bench::run(&args).await?;
             show(&comparison.table(), &comparison, args.json.as_deref())

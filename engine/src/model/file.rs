@@ -19,6 +19,7 @@ pub struct GgufFile {
     path: PathBuf,
     mapping: Mapping,
     header: Header,
+    packed: Option<PathBuf>,
 }
 
 impl GgufFile {
@@ -37,7 +38,30 @@ impl GgufFile {
             path: path.to_owned(),
             mapping,
             header,
+            packed: None,
         })
+    }
+
+    /// Keeps packed weights in a folder, or beside the file if none is given: whoever loads it maps them
+    /// if they are there, and else packs and writes them.
+    pub fn keep_packed(&mut self, folder: Option<&Path>) {
+        let mut name = self.path.file_name().unwrap_or_default().to_owned();
+        if folder.is_some() {
+            // Files of one name may lie in many folders.
+            let whole = self
+                .path
+                .canonicalize()
+                .unwrap_or_else(|_| self.path.clone());
+            let place = blake3::hash(whole.as_os_str().as_encoded_bytes());
+            name.push(format!(".{}", &place.to_hex()[..16]));
+        }
+        let folder = folder.or(self.path.parent()).unwrap_or(Path::new(""));
+        self.packed = Some(folder.join(name));
+    }
+
+    /// The beginning of the path at which packed weights are kept.
+    pub(crate) fn packed(&self) -> Option<&Path> {
+        self.packed.as_deref()
     }
 
     /// The metadata and the list of tensors.

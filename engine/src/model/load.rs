@@ -119,7 +119,8 @@ impl<'a> Loading<'a> {
             options,
         } = self;
         let part = Part::of(&config, ranks.rank())?;
-        let weights = weights::load(file, (&config, &part), &mut ops, progress)?;
+        let on = (&mut ops, options.threads);
+        let weights = weights::load(file, (&config, &part), on, progress)?;
         let model = Decoder::new(config, part, (ops, weights), options.kv_blocks, ranks);
         Ok(Model {
             config,

@@ -15,6 +15,8 @@ pub mod file;
 mod llama;
 mod load;
 mod memory;
+mod packed;
+mod packing;
 mod part;
 mod pass;
 mod qwen2;

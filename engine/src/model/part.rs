@@ -28,6 +28,7 @@ pub(crate) struct Part {
     pub(crate) vocab: Range<usize>,
     head_dim: usize,
     window: usize,
+    rank: Rank,
 }
 
 impl Part {
@@ -56,7 +57,13 @@ impl Part {
             vocab: enough("tokens", config.vocab)?,
             head_dim: config.head_dim,
             window: config.window.unwrap_or(usize::MAX),
+            rank,
         })
+    }
+
+    /// Whose part it is.
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
     }
 
     /// The heads as attention counts them.

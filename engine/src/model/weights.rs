@@ -12,6 +12,8 @@ use prompt::gguf::{Dtype, TensorInfo};
 use super::config::{Architecture, ModelConfig, PAIR_FACTORS};
 use super::error::ModelError;
 use super::file::GgufFile;
+use super::packed::PackedFile;
+use super::packing::Packing;
 use super::part::Part;
 use super::rope::RopeScaling;
 use crate::ops::reference::dequant::{dequantise, stored_bytes};
@@ -52,10 +54,15 @@ pub(crate) struct Layer<M> {
 pub(crate) fn load<O: Ops>(
     file: &GgufFile,
     (config, part): (&ModelConfig, &Part),
-    ops: &mut O,
+    (ops, threads): (&mut O, usize),
     progress: &mut dyn FnMut(f32),
 ) -> Result<Weights<O::Matrix>, ModelError> {
+    let packed = match O::LAYOUT {
+        Some(layout) => Packing::of(file, layout, part),
+        None => None,
+    };
     let mut loader = Loader {
+        packed: packed.as_ref().and_then(|packing| packing.open(threads)),
         file,
         ops,
         progress,
@@ -80,14 +87,19 @@ pub(crate) fn load<O: Ops>(
         _ => Vec::new(),
     };
     loader.check_all_asked(config.architecture)?;
+    let was_packed = loader.packed.as_ref().is_some_and(PackedFile::is_used_up);
     progress(1.0);
-    Ok(Weights {
+    let weights = Weights {
         table,
         layers,
         output_norm,
         output,
         pair_factors,
-    })
+    };
+    if let Some(packing) = packed.filter(|_| !was_packed) {
+        packing.write(weights.matrices().map(O::stored));
+    }
+    Ok(weights)
 }
 
 /// What a rank keeps of a matrix.
@@ -97,11 +109,12 @@ enum Cut {
 }
 
 impl<M> Weights<M> {
-    /// Every matrix, for counting.
+    /// Every matrix, in the order in which they are loaded.
     pub(crate) fn matrices(&self) -> impl Iterator<Item = &M> {
-        self.layers
-            .iter()
-            .flat_map(|l| {
+        let layers = self.layers.iter();
+        [&self.table]
+            .into_iter()
+            .chain(layers.flat_map(|l| {
                 [
                     &l.query,
                     &l.key,
@@ -111,8 +124,7 @@ impl<M> Weights<M> {
                     &l.up,
                     &l.down,
                 ]
-            })
-            .chain([&self.table])
+            }))
             .chain(&self.output)
     }
 }
@@ -133,6 +145,8 @@ fn total(file: &GgufFile) -> u64 {
 }
 
 struct Loader<'a, O> {
+    /// Weights packed before, as long as they are what is asked for.
+    packed: Option<PackedFile>,
     file: &'a GgufFile,
     ops: &'a mut O,
     progress: &'a mut dyn FnMut(f32),
@@ -232,7 +246,13 @@ impl<'a, O: Ops> Loader<'a, O> {
             name: name.to_owned(),
             source,
         })?;
-        let matrix = self.ops.pack(&kept.tensor(), order);
+        let kept = kept.tensor();
+        let before = self.packed.as_mut().and_then(PackedFile::next);
+        let before = before.and_then(|parts| self.ops.restore(&kept, order, &parts));
+        if before.is_none() {
+            self.packed = None;
+        }
+        let matrix = before.unwrap_or_else(|| self.ops.pack(&kept, order));
         self.done_bytes += bytes.len() as u64;
         (self.progress)(self.done_bytes as f32 / self.total_bytes.max(1) as f32);
         Ok(matrix)

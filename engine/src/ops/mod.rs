@@ -12,10 +12,14 @@ pub(crate) mod cpu;
 pub mod reference;
 pub mod shard;
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use prompt::gguf::Dtype;
 
 use crate::kv::layout::{KeyOrder, KvValue};
 use crate::kv::storage::{BlockId, KvShape, KvStorage};
+use crate::sys::mmap::Mapping;
 
 /// A weight as the file stores it: `rows` rows of `cols` values, `cols` being summed over.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +32,20 @@ pub struct Tensor<'a> {
     pub cols: usize,
     /// The stored bytes, row after row.
     pub bytes: &'a [u8],
+}
+
+/// The parts of a packed weight in a mapped file.
+#[derive(Debug)]
+pub struct PartBytes {
+    /// The file.
+    pub(crate) file: Arc<Mapping>,
+    /// Where in it each part lies.
+    pub(crate) ranges: [Range<usize>; PartBytes::PARTS],
+}
+
+impl PartBytes {
+    /// Parts of a weight at most; those that a format does not have are empty.
+    pub(crate) const PARTS: usize = 6;
 }
 
 /// Which of a weight's rows mean what.
@@ -157,6 +175,25 @@ pub trait Ops: Send {
 
     /// Packs a weight for the products below.
     fn pack(&mut self, tensor: &Tensor<'_>, order: RowOrder) -> Self::Matrix;
+
+    /// The version of what [`Ops::stored`] gives; none if a weight is packed anew at each start.
+    const LAYOUT: Option<u32> = None;
+
+    /// The parts of a packed weight, to be kept in a file.
+    fn stored(_matrix: &Self::Matrix) -> [&[u8]; PartBytes::PARTS] {
+        Default::default()
+    }
+
+    /// A weight that was packed before, of a tensor of this format and shape; its bytes are not read.
+    /// None if these are not its parts.
+    fn restore(
+        &mut self,
+        _tensor: &Tensor<'_>,
+        _order: RowOrder,
+        _parts: &PartBytes,
+    ) -> Option<Self::Matrix> {
+        None
+    }
 
     /// Values that go with a weight's outputs, in its order.
     fn arrange(&self, values: &[f32], order: RowOrder) -> Vec<f32>;

@@ -72,7 +72,8 @@ pub fn run(config: Config) -> Result<(), ServeError> {
 
 async fn serve(config: Config) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
-    let file = GgufFile::open(&config.model)?;
+    let mut file = GgufFile::open(&config.model)?;
+    config.packed_weights.apply(&mut file);
     let model = Model::config(file.header())?;
     let pool = sized(&config, &file, &model)?;
     let metrics = Arc::new(Metrics::new(&config.model_id, pool.blocks as usize));

@@ -6,3 +6,4 @@ pub mod disjoint;
 pub mod mmap;
 pub mod pool;
 pub mod shared;
+pub mod stored;

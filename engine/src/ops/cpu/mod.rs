@@ -31,7 +31,9 @@ pub(crate) use isa::{avx2::Avx2, avx512::Avx512};
 use crate::kv::layout::KeyOrder;
 use crate::kv::storage::{BLOCK_TOKENS, KvStorage};
 use crate::model::ModelConfig;
-use crate::ops::{Heads, Ops, Pairs, Precision, Rotation, RowOrder, SeqInput, Tensor, sized};
+use crate::ops::{
+    Heads, Ops, Pairs, PartBytes, Precision, Rotation, RowOrder, SeqInput, Tensor, sized,
+};
 use crate::sys::disjoint::Disjoint;
 use crate::sys::pool::Pool;
 
@@ -175,6 +177,23 @@ impl<I: Isa> Ops for CpuOps<I> {
         let packed = Packed::new(tensor, order);
         self.dense |= packed.is_dense();
         packed
+    }
+
+    const LAYOUT: Option<u32> = Some(pack::LAYOUT);
+
+    fn stored(matrix: &Packed) -> [&[u8]; PartBytes::PARTS] {
+        matrix.stored()
+    }
+
+    fn restore(
+        &mut self,
+        tensor: &Tensor<'_>,
+        order: RowOrder,
+        parts: &PartBytes,
+    ) -> Option<Packed> {
+        let packed = Packed::restore(tensor, order, parts)?;
+        self.dense |= packed.is_dense();
+        Some(packed)
     }
 
     fn arrange(&self, values: &[f32], order: RowOrder) -> Vec<f32> {

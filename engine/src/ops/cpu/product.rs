@@ -13,15 +13,14 @@ mod format;
 
 use std::ops::Range;
 
-use super::isa::{Isa, Kernel, LANES, unrolled};
-use super::pack::{BLOCK, Packed, Values};
+use prompt::gguf::Dtype;
+
+use super::isa::{Isa, Kernel, LANES, Line, unrolled};
+use super::pack::{BLOCK, Packed, Parts};
 use super::rows::{PANEL, Rows};
 use crate::ops::Precision;
 use crate::sys::disjoint::Disjoint;
-use format::{
-    Affine, Bytes, BytesAndMinimum, Format, KBytes, KHalves, KNibbles, NibblesAndMinimum,
-    NibblesFromMinus8, lines_of,
-};
+use format::{Affine, Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quants, lines_of};
 
 /// What happens to the results of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +85,7 @@ fn each_tile<I: Isa>(isa: I, kernel: &impl Tiled, rows: usize) {
     while first < rows {
         let left = (PANEL - first % PANEL).min(rows - first);
         first += match left {
-            12.. if I::WIDE_TILES => {
+            12.. if I::WIDE_TILES || I::BY_PANEL => {
                 kernel.tile::<I, 12>(isa, first);
                 12
             }
@@ -206,46 +205,35 @@ fn tile_sums<I: Isa, const M: usize>(
         .next
         .map_or(0..0, |next| next * blocks..(next + 1) * blocks);
     let columns = group * matrix.cols..(group + 1) * matrix.cols;
-    let affine = Affine::of(&matrix.values, &weights);
+    let parts = &matrix.parts;
     let ranges = (weights, ahead);
-    match &matrix.values {
-        Values::Nibbles { lines, .. } => {
-            tile.sums::<I, NibblesFromMinus8, M>(isa, lines_of(lines, ranges), affine)
-        }
-        Values::NibblesAndMinimum { lines, .. } => {
-            tile.sums::<I, NibblesAndMinimum, M>(isa, lines_of(lines, ranges), affine)
-        }
-        Values::Bytes { lines, .. } => {
-            tile.sums::<I, Bytes, M>(isa, lines_of(lines, ranges), affine)
-        }
-        Values::BytesAndMinimum { lines, .. } => {
-            tile.sums::<I, BytesAndMinimum, M>(isa, lines_of(lines, ranges), affine)
-        }
-        Values::KNibbles(lines, _) => {
-            tile.sums::<I, KNibbles, M>(isa, lines_of(lines, ranges), affine)
-        }
-        Values::KBytes(lines, _) => tile.sums::<I, KBytes, M>(isa, lines_of(lines, ranges), affine),
-        Values::KHalves(lines, _) => {
-            tile.sums::<I, KHalves, M>(isa, lines_of(lines, ranges), affine)
-        }
-        Values::F16 { columns: all } => {
+    match matrix.dtype {
+        Dtype::Q4_0 => tile.sums::<I, Q4_0, 4, M>(isa, parts, ranges),
+        Dtype::Q4_1 => tile.sums::<I, Q4_1, 4, M>(isa, parts, ranges),
+        Dtype::Q5_0 => tile.sums::<I, Q5_0, 5, M>(isa, parts, ranges),
+        Dtype::Q5_1 => tile.sums::<I, Q5_1, 5, M>(isa, parts, ranges),
+        Dtype::Q8_0 => tile.sums::<I, Q8_0, 8, M>(isa, parts, ranges),
+        Dtype::Q4K => tile.sums::<I, Q4K, 4, M>(isa, parts, ranges),
+        Dtype::Q5K => tile.sums::<I, Q5K, 5, M>(isa, parts, ranges),
+        Dtype::Q6K => tile.sums::<I, Q6K, 6, M>(isa, parts, ranges),
+        Dtype::F16 => {
             let mut sums = [isa.splat(0.0); M];
-            for (column, weights) in all[columns].iter().enumerate() {
+            for (column, weights) in parts.scales[columns].iter().enumerate() {
                 tile.add_column::<I, M>(isa, (first, column), isa.load_half(&weights.0), &mut sums);
             }
             sums
         }
-        Values::BF16 { columns: all } => {
+        Dtype::BF16 => {
             let mut sums = [isa.splat(0.0); M];
-            for (column, weights) in all[columns].iter().enumerate() {
+            for (column, weights) in parts.scales[columns].iter().enumerate() {
                 let weights = isa.load_brain(&weights.0);
                 tile.add_column::<I, M>(isa, (first, column), weights, &mut sums);
             }
             sums
         }
-        Values::F32 { columns: all } => {
+        Dtype::F32 | Dtype::Other(_) => {
             let mut sums = [isa.splat(0.0); M];
-            for (column, weights) in all[columns].iter().enumerate() {
+            for (column, weights) in parts.floats[columns].iter().enumerate() {
                 tile.add_column::<I, M>(isa, (first, column), isa.load(weights), &mut sums);
             }
             sums
@@ -272,14 +260,21 @@ fn of_tile<T, const M: usize>(panel: &[T; PANEL], slot: usize) -> &[T; M] {
 
 impl Tile<'_> {
     #[inline(always)]
-    fn sums<I: Isa, W: Format, const M: usize>(
+    fn sums<
+        I: Isa,
+        W: Format<Quants: Quants<Lines = [Line; L]>>,
+        const L: usize,
+        const M: usize,
+    >(
         &self,
         isa: I,
-        lines: (&[W::Lines], &[W::Lines]),
-        affine: Affine<'_>,
+        parts: &Parts,
+        (weights, ahead): (Range<usize>, Range<usize>),
     ) -> [I::F; M] {
         let mut out = [[0.0; LANES]; M];
         let tile = self;
+        let affine = Affine::of(parts, &weights);
+        let lines = lines_of(&parts.lines, (weights, ahead));
         match self.input.precision {
             Precision::Coarse => {
                 isa.run(QuantisedTile::<W, M, false> {
@@ -304,6 +299,7 @@ impl Tile<'_> {
         }
         sums
     }
+
     /// Adds one column of weights that are not quantised, times the rows' own values.
     #[inline(always)]
     fn add_column<I: Isa, const M: usize>(
@@ -320,11 +316,17 @@ impl Tile<'_> {
     }
 }
 
+/// The lines of a group's blocks, and of those that are fetched meanwhile.
+type Lines<'a, W> = (
+    &'a [<<W as Format>::Quants as Quants>::Lines],
+    &'a [<<W as Format>::Quants as Quants>::Lines],
+);
+
 /// The inner loop: a kernel of its own, so that it is compiled once for all that call it.
 struct QuantisedTile<'a, W: Format, const M: usize, const FINE: bool> {
     tile: &'a Tile<'a>,
     /// The group's, and those of the next one.
-    lines: (&'a [W::Lines], &'a [W::Lines]),
+    lines: Lines<'a, W>,
     affine: Affine<'a>,
     out: &'a mut [[f32; LANES]; M],
 }
@@ -333,6 +335,18 @@ impl<W: Format, const M: usize, const FINE: bool> Kernel for QuantisedTile<'_, W
     type Output = ();
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
+        if I::BY_PANEL && M == PANEL {
+            self.by_panel(isa);
+        } else {
+            self.by_block(isa);
+        }
+    }
+}
+
+impl<W: Format, const M: usize, const FINE: bool> QuantisedTile<'_, W, M, FINE> {
+    /// Unpacks a block of weights once for all rows.
+    #[inline(always)]
+    fn by_block<I: Isa>(self, isa: I) {
         let Tile {
             input,
             blocks: (first, count),
@@ -347,7 +361,7 @@ impl<W: Format, const M: usize, const FINE: bool> Kernel for QuantisedTile<'_, W
                 // and compute by turns: with 16 rows that took a third of the time.
                 isa.prefetch(ahead);
             }
-            let weights = W::unpack(isa, lines);
+            let weights = W::Quants::unpack(isa, lines);
             let scales = W::scale(isa, affine, block);
             let place = first + block;
             let quants = of_tile::<_, M>(&input.quants[place], slot);
@@ -377,11 +391,11 @@ impl<W: Format, const M: usize, const FINE: bool> Kernel for QuantisedTile<'_, W
                     let lower = of_tile::<_, M>(&input.lower[place], slot);
                     // Two chains of dependent products run side by side; one of twice the length
                     // would outgrow the processor's window.
-                    let upper = W::dot(isa, &weights, &quants[row], isa.splat_int(0));
-                    let lower = W::dot(isa, &weights, &lower[row], start);
+                    let upper = W::Quants::dot(isa, &weights, &quants[row], isa.splat_int(0));
+                    let lower = W::Quants::dot(isa, &weights, &lower[row], start);
                     isa.add_int(isa.up_7(upper), lower)
                 } else {
-                    W::dot(isa, &weights, &quants[row], start)
+                    W::Quants::dot(isa, &weights, &quants[row], start)
                 };
                 let scale = isa.mul(scales, isa.splat(factors[row]));
                 out[row] = isa.fma(isa.to_float(dot), scale, out[row]);
@@ -396,6 +410,68 @@ impl<W: Format, const M: usize, const FINE: bool> Kernel for QuantisedTile<'_, W
         }
         for (stored, out) in self.out.iter_mut().zip(out) {
             isa.store(out, stored);
+        }
+    }
+
+    /// The same operations on each row's sums, in an order that needs few registers: a block's
+    /// integer products of all rows first, left in memory, then what they add to the sums.
+    #[inline(always)]
+    fn by_panel<I: Isa>(self, isa: I) {
+        let Tile {
+            input,
+            blocks: (first, count),
+            slot,
+        } = *self.tile;
+        let affine = &self.affine;
+        let (lines, ahead) = self.lines;
+        let (mut upper, mut lower) = ([[0; LANES]; M], [[0; LANES]; M]);
+        for (block, lines) in lines.iter().take(count).enumerate() {
+            if let Some(ahead) = ahead.get(block) {
+                isa.prefetch(ahead);
+            }
+            let place = first + block;
+            let factors = of_tile::<_, M>(&input.scales[place], slot);
+            let sums = of_tile::<_, M>(&input.sums[place], slot);
+            let mut half = 0;
+            while half < 1 + usize::from(W::HALVES) {
+                let lines = (lines, half == 1);
+                let quants = of_tile::<_, M>(&input.quants[place], slot);
+                W::Quants::dots(isa, lines, quants, &mut upper);
+                if FINE {
+                    let quants = of_tile::<_, M>(&input.lower[place], slot);
+                    W::Quants::dots(isa, lines, quants, &mut lower);
+                }
+                let scale = if half == 0 {
+                    W::scale(isa, affine, block)
+                } else {
+                    W::second_scale(isa, affine, block)
+                };
+                for row in 0..M {
+                    let mut dot = isa.load_int(&upper[row]);
+                    if FINE {
+                        dot = isa.add_int(isa.up_7(dot), isa.load_int(&lower[row]));
+                    }
+                    if W::offset::<I>() != 0 {
+                        let sum = match (W::HALVES, half) {
+                            (false, _) => sums[row],
+                            (true, 0) => of_tile::<_, M>(&input.firsts[place], slot)[row],
+                            _ => sums[row] - of_tile::<_, M>(&input.firsts[place], slot)[row],
+                        };
+                        dot = isa.add_int(dot, isa.splat_int(-W::offset::<I>() * sum));
+                    }
+                    let scale = isa.mul(scale, isa.splat(factors[row]));
+                    let out = &mut self.out[row];
+                    isa.store(isa.fma(isa.to_float(dot), scale, isa.load(out)), out);
+                }
+                half += 1;
+            }
+            if W::MINIMUM {
+                let minimums = W::minimum(isa, affine, block);
+                let totals = of_tile::<_, M>(&input.totals[place], slot);
+                for (out, total) in self.out.iter_mut().zip(totals) {
+                    isa.store(isa.fma(minimums, isa.splat(*total), isa.load(out)), out);
+                }
+            }
         }
     }
 }

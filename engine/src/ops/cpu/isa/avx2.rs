@@ -1,8 +1,9 @@
 //! The 16 lanes as two AVX2 registers, int8 products by multiply-add of pairs.
 //!
 //! The pair product adds two u8 × i8 products in 16 bits and saturates. Nibbles stay far below
-//! that even over a whole block (8 × 2 × 15 × 127 = 30,480). Bytes do not, so their sign is moved
-//! to the input: 2 × 128 × 127 = 32,512 fits.
+//! that even over a whole block (8 × 2 × 15 × 127 = 30,480), integers of five bits over half a block
+//! (4 × 2 × 31 × 127 = 31,496), those of six over a quarter (2 × 2 × 63 × 127 = 32,004). Bytes do not,
+//! so their sign is moved to the input: 2 × 128 × 127 = 32,512 fits.
 #![expect(
     unsafe_code,
     reason = "intrinsics; the token proves that the processor has them"
@@ -10,7 +11,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Halves, Isa, Kernel, LANES, Line};
+use super::{Dots, Halves, Isa, Kernel, LANES, Line};
 
 /// Proof that the processor has AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy)]
@@ -211,44 +212,31 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn nibbles(self, lines: &[Line; 4]) -> Self::Weights {
-        proven! {
-            let low = _mm256_set1_epi8(15);
-            let mut weights = [[low; 8]; 2];
-            for (index, line) in lines.iter().enumerate() {
-                let line = (&raw const line.0).cast::<__m256i>();
-                for (half, weights) in weights.iter_mut().enumerate() {
-                    let both = _mm256_load_si256(line.add(half));
-                    weights[index] = _mm256_and_si256(both, low);
-                    weights[index + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(both), low);
-                }
-            }
-            weights
-        }
+    fn four(self, lines: &[Line; 4]) -> Self::Weights {
+        block::<Four>(lines.as_ptr())
+    }
+
+    #[inline(always)]
+    fn five(self, lines: &[Line; 5]) -> Self::Weights {
+        block::<Five>(lines.as_ptr())
+    }
+
+    #[inline(always)]
+    fn six(self, lines: &[Line; 6]) -> Self::Weights {
+        block::<Six>(lines.as_ptr())
     }
 
     #[inline(always)]
     fn bytes(self, lines: &[Line; 8]) -> Self::Weights {
-        proven! {
-            let offset = _mm256_set1_epi8(-128);
-            let mut weights = [[offset; 8]; 2];
-            for (index, line) in lines.iter().enumerate() {
-                let line = (&raw const line.0).cast::<__m256i>();
-                for (half, weights) in weights.iter_mut().enumerate() {
-                    weights[index] = _mm256_xor_si256(_mm256_load_si256(line.add(half)), offset);
-                }
-            }
-            weights
-        }
+        block::<Signed>(lines.as_ptr())
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
+    fn dot_four(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
         proven! {
             let mut sums = [_mm256_setzero_si256(); 2];
             for index in 0..8 {
-                let four = input.as_ptr().cast::<i32>().add(index).read_unaligned();
-                let four = _mm256_set1_epi32(four);
+                let four = four_bytes(input.as_ptr(), index);
                 for (sum, weights) in sums.iter_mut().zip(weights) {
                     *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(weights[index], four));
                 }
@@ -259,14 +247,6 @@ impl Isa for Avx2 {
                 _mm256_add_epi32(start[1], _mm256_madd_epi16(sums[1], one)),
             ]
         }
-    }
-
-    const BYTES_OFFSET: i32 = 0;
-
-    #[inline(always)]
-    fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
-        let first = self.dot_half(weights, false, input, start);
-        self.dot_half(weights, true, input, first)
     }
 
     #[inline(always)]
@@ -281,9 +261,32 @@ impl Isa for Avx2 {
         proven! {
             let one = _mm256_set1_epi16(1);
             let mut sums = start;
-            for index in first..first + 4 {
-                let four = input.as_ptr().cast::<i32>().add(index).read_unaligned();
-                let four = _mm256_set1_epi32(four);
+            for index in [first, first + 2] {
+                let four = [
+                    four_bytes(input.as_ptr(), index),
+                    four_bytes(input.as_ptr(), index + 1),
+                ];
+                for (sum, weights) in sums.iter_mut().zip(weights) {
+                    let pairs = _mm256_add_epi16(
+                        _mm256_maddubs_epi16(weights[index], four[0]),
+                        _mm256_maddubs_epi16(weights[index + 1], four[1]),
+                    );
+                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, one));
+                }
+            }
+            sums
+        }
+    }
+
+    const BYTES_OFFSET: i32 = 0;
+
+    #[inline(always)]
+    fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
+        proven! {
+            let one = _mm256_set1_epi16(1);
+            let mut sums = start;
+            for index in 0..8 {
+                let four = four_bytes(input.as_ptr(), index);
                 for (sum, weights) in sums.iter_mut().zip(weights) {
                     let signed = _mm256_sign_epi8(four, weights[index]);
                     let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights[index]), signed);
@@ -291,6 +294,87 @@ impl Isa for Avx2 {
                 }
             }
             sums
+        }
+    }
+
+    const BY_PANEL: bool = true;
+
+    #[inline(always)]
+    fn dots_four<const M: usize>(
+        self,
+        lines: &[Line; 4],
+        inputs: &[[i8; 32]; M],
+        out: &mut Dots<M>,
+    ) {
+        dots::<Four, M>(lines.as_ptr(), [0, 8], inputs, out);
+    }
+
+    #[inline(always)]
+    fn dots_five<const M: usize>(
+        self,
+        lines: &[Line; 5],
+        inputs: &[[i8; 32]; M],
+        out: &mut Dots<M>,
+    ) {
+        dots::<Five, M>(lines.as_ptr(), [0, 4], inputs, out);
+    }
+
+    #[inline(always)]
+    fn dots_half<const M: usize>(
+        self,
+        (lines, second): (&[Line; 6], bool),
+        inputs: &[[i8; 32]; M],
+        out: &mut Dots<M>,
+    ) {
+        let starts = if second { [4, 6] } else { [0, 2] };
+        dots::<Six, M>(lines.as_ptr(), starts, inputs, out);
+    }
+
+    #[inline(always)]
+    fn dots_bytes<const M: usize>(
+        self,
+        lines: &[Line; 8],
+        inputs: &[[i8; 32]; M],
+        out: &mut Dots<M>,
+    ) {
+        proven! {
+            let one = _mm256_set1_epi16(1);
+            let inputs: *const i8 = inputs.as_ptr().cast();
+            for half in 0..2 {
+                let inputs = opaque(inputs);
+                let mut sums = [_mm256_setzero_si256(); M];
+                for index in 0..8 {
+                    let weights = Signed::weights(lines.as_ptr(), half, index);
+                    let sizes = _mm256_abs_epi8(weights);
+                    for (row, sum) in sums.iter_mut().enumerate() {
+                        let four = four_bytes(inputs.add(32 * row), index);
+                        let signed = _mm256_sign_epi8(four, weights);
+                        let pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(sizes, signed), one);
+                        *sum = _mm256_add_epi32(*sum, pairs);
+                    }
+                }
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    _mm256_storeu_si256(out.as_mut_ptr().add(8 * half).cast(), sum);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn load_int(self, from: &[i32; LANES]) -> Self::I {
+        let from = from.as_ptr();
+        proven! {[
+            _mm256_loadu_si256(from.cast()),
+            _mm256_loadu_si256(from.add(8).cast()),
+        ]}
+    }
+
+    #[inline(always)]
+    fn store_int(self, value: Self::I, to: &mut [i32; LANES]) {
+        let to = to.as_mut_ptr();
+        proven! {
+            _mm256_storeu_si256(to.cast(), value[0]);
+            _mm256_storeu_si256(to.add(8).cast(), value[1]);
         }
     }
 
@@ -317,5 +401,166 @@ impl Isa for Avx2 {
     #[inline(always)]
     fn down_7(self, a: Self::I) -> Self::I {
         proven!([_mm256_srai_epi32::<7>(a[0]), _mm256_srai_epi32::<7>(a[1])])
+    }
+}
+
+/// How the lines of a block become vectors: 8 rows of four columns.
+trait Unpack {
+    /// Vectors of products that 16 bits hold the sum of, whatever the input.
+    const TOGETHER: usize;
+    /// The weights of rows `8 half..` and columns `4 index..` of the block that begins here.
+    unsafe fn weights(lines: *const Line, half: usize, index: usize) -> __m256i;
+}
+
+struct Four;
+struct Five;
+struct Six;
+struct Signed;
+
+#[inline(always)]
+unsafe fn line_half(lines: *const Line, half: usize, line: usize) -> __m256i {
+    // SAFETY: the caller gives lines of a whole block, and two halves are in each.
+    unsafe { _mm256_load_si256(lines.add(line).cast::<__m256i>().add(half)) }
+}
+
+impl Unpack for Four {
+    const TOGETHER: usize = 8;
+    #[inline(always)]
+    unsafe fn weights(lines: *const Line, half: usize, index: usize) -> __m256i {
+        // SAFETY: the caller's lines are a block's, the processor has AVX2.
+        unsafe {
+            let both = line_half(lines, half, index % 4);
+            let nibbles = if index < 4 {
+                both
+            } else {
+                _mm256_srli_epi16::<4>(both)
+            };
+            _mm256_and_si256(nibbles, _mm256_set1_epi8(15))
+        }
+    }
+}
+
+impl Unpack for Five {
+    const TOGETHER: usize = 4;
+    #[inline(always)]
+    unsafe fn weights(lines: *const Line, half: usize, index: usize) -> __m256i {
+        // SAFETY: as above.
+        unsafe {
+            let above = line_half(lines, half, 4);
+            let moved = match index {
+                0 => _mm256_slli_epi16::<4>(above),
+                1 => _mm256_slli_epi16::<3>(above),
+                2 => _mm256_slli_epi16::<2>(above),
+                3 => _mm256_slli_epi16::<1>(above),
+                4 => above,
+                5 => _mm256_srli_epi16::<1>(above),
+                6 => _mm256_srli_epi16::<2>(above),
+                _ => _mm256_srli_epi16::<3>(above),
+            };
+            let fifth = _mm256_and_si256(moved, _mm256_set1_epi8(16));
+            _mm256_or_si256(Four::weights(lines, half, index), fifth)
+        }
+    }
+}
+
+impl Unpack for Six {
+    const TOGETHER: usize = 2;
+    #[inline(always)]
+    unsafe fn weights(lines: *const Line, half: usize, index: usize) -> __m256i {
+        // SAFETY: as above.
+        unsafe {
+            let above = line_half(lines, half, 4 + index / 4);
+            let moved = match index % 4 {
+                0 => _mm256_slli_epi16::<4>(above),
+                1 => _mm256_slli_epi16::<2>(above),
+                2 => above,
+                _ => _mm256_srli_epi16::<2>(above),
+            };
+            let upper = _mm256_and_si256(moved, _mm256_set1_epi8(48));
+            _mm256_or_si256(Four::weights(lines, half, index), upper)
+        }
+    }
+}
+
+impl Unpack for Signed {
+    const TOGETHER: usize = 0;
+    #[inline(always)]
+    unsafe fn weights(lines: *const Line, half: usize, index: usize) -> __m256i {
+        // SAFETY: as above.
+        unsafe { _mm256_xor_si256(line_half(lines, half, index), _mm256_set1_epi8(-128)) }
+    }
+}
+
+/// A whole block, unpacked.
+#[inline(always)]
+fn block<U: Unpack>(lines: *const Line) -> [[__m256i; 8]; 2] {
+    proven! {
+        let mut weights = [[_mm256_setzero_si256(); 8]; 2];
+        for (half, weights) in weights.iter_mut().enumerate() {
+            for (index, weights) in weights.iter_mut().enumerate() {
+                *weights = U::weights(lines, half, index);
+            }
+        }
+        weights
+    }
+}
+
+/// The same four bytes of an input row in every lane.
+#[inline(always)]
+unsafe fn four_bytes(input: *const i8, index: usize) -> __m256i {
+    // SAFETY: the caller's row has 32 bytes, and `index` is below 8.
+    unsafe { _mm256_set1_epi32(input.cast::<i32>().add(index).read_unaligned()) }
+}
+
+/// The same address, of which the compiler does not know that it is: it would keep what it loaded
+/// there for the second half of the weights, for which there are no registers.
+#[inline(always)]
+fn opaque(mut place: *const i8) -> *const i8 {
+    // SAFETY: no instruction at all.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) place, options(nomem, nostack, preserves_flags));
+    }
+    place
+}
+
+/// Products of `M` input rows with unsigned weights, over as many columns from each start as 16
+/// bits hold the sums of. Eight weight rows at a time: the sums of 12 input rows, two vectors of
+/// weights and one of input are all the registers there are.
+#[inline(always)]
+fn dots<U: Unpack, const M: usize>(
+    lines: *const Line,
+    starts: [usize; 2],
+    inputs: &[[i8; 32]; M],
+    out: &mut Dots<M>,
+) {
+    let inputs: *const i8 = inputs.as_ptr().cast();
+    proven! {
+        let one = _mm256_set1_epi16(1);
+        for half in 0..2 {
+            for (turn, start) in starts.into_iter().enumerate() {
+                if start >= 8 {
+                    continue;
+                }
+                let inputs = opaque(inputs);
+                let mut sums = [_mm256_setzero_si256(); M];
+                let mut index = start;
+                while index < start + U::TOGETHER {
+                    let weights = U::weights(lines, half, index);
+                    for (row, sum) in sums.iter_mut().enumerate() {
+                        let four = four_bytes(inputs.add(32 * row), index);
+                        *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(weights, four));
+                    }
+                    index += 1;
+                }
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    let to: *mut __m256i = out.as_mut_ptr().add(8 * half).cast();
+                    let mut sum = _mm256_madd_epi16(sum, one);
+                    if turn > 0 {
+                        sum = _mm256_add_epi32(sum, _mm256_loadu_si256(to));
+                    }
+                    _mm256_storeu_si256(to, sum);
+                }
+            }
+        }
     }
 }

@@ -168,7 +168,7 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    fn nibbles(self, lines: &[Line; 4]) -> Self::Weights {
+    fn four(self, lines: &[Line; 4]) -> Self::Weights {
         proven! {
             let low = _mm512_set1_epi8(15);
             let mut weights = [low; 8];
@@ -179,6 +179,45 @@ impl Isa for Avx512 {
             }
             weights
         }
+    }
+
+    #[inline(always)]
+    fn five(self, lines: &[Line; 5]) -> Self::Weights {
+        let [nibbles @ .., above] = lines;
+        let mut weights = self.four(nibbles);
+        proven! {
+            let fifth = _mm512_set1_epi8(16);
+            let above = _mm512_load_si512((&raw const above.0).cast());
+            for (index, weights) in weights.iter_mut().enumerate() {
+                let (left, right) = (4_usize.saturating_sub(index), index.saturating_sub(4));
+                let moved = _mm512_sll_epi16(above, _mm_cvtsi32_si128(left as i32));
+                let moved = _mm512_srl_epi16(moved, _mm_cvtsi32_si128(right as i32));
+                *weights = _mm512_or_si512(*weights, _mm512_and_si512(moved, fifth));
+            }
+        }
+        weights
+    }
+
+    #[inline(always)]
+    fn six(self, lines: &[Line; 6]) -> Self::Weights {
+        let [nibbles @ .., first, second] = lines;
+        let mut weights = self.four(nibbles);
+        proven! {
+            let upper = _mm512_set1_epi8(48);
+            for (above, weights) in [first, second].into_iter().zip(weights.chunks_exact_mut(4)) {
+                let above = _mm512_load_si512((&raw const above.0).cast());
+                let moved = [
+                    _mm512_slli_epi16::<4>(above),
+                    _mm512_slli_epi16::<2>(above),
+                    above,
+                    _mm512_srli_epi16::<2>(above),
+                ];
+                for (weights, moved) in weights.iter_mut().zip(moved) {
+                    *weights = _mm512_or_si512(*weights, _mm512_and_si512(moved, upper));
+                }
+            }
+        }
+        weights
     }
 
     #[inline(always)]
@@ -193,7 +232,7 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: __m512i) -> __m512i {
+    fn dot_four(self, weights: &Self::Weights, input: &[i8; 32], start: __m512i) -> __m512i {
         proven! {
             let mut sum = start;
             for (index, weights) in weights.iter().enumerate() {
@@ -208,7 +247,7 @@ impl Isa for Avx512 {
 
     #[inline(always)]
     fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: __m512i) -> __m512i {
-        self.dot_nibbles(weights, input, start)
+        self.dot_four(weights, input, start)
     }
 
     #[inline(always)]
@@ -228,6 +267,16 @@ impl Isa for Avx512 {
             }
             sum
         }
+    }
+
+    #[inline(always)]
+    fn load_int(self, from: &[i32; LANES]) -> __m512i {
+        proven!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn store_int(self, value: __m512i, to: &mut [i32; LANES]) {
+        proven!(_mm512_storeu_si512(to.as_mut_ptr().cast(), value));
     }
 
     #[inline(always)]

@@ -55,6 +55,9 @@ pub(crate) struct Line(pub(crate) [u8; 64]);
 /// Sixteen f16 values by their bits: scales of 16 weight rows, or 16 stored keys or values.
 pub(crate) type Halves = [u16; LANES];
 
+/// Sums of products of 16 weight rows with each of `M` input rows.
+pub(crate) type Dots<const M: usize> = [[i32; LANES]; M];
+
 /// A computation to be compiled for an instruction set.
 pub(crate) trait Kernel {
     /// What it computes.
@@ -122,13 +125,22 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
 
     /// A block of 4-bit weights: byte `4r + i` of line `l` holds, for row `r`, column `4l + i` in
     /// its low and column `16 + 4l + i` in its high nibble.
-    fn nibbles(self, lines: &[Line; 4]) -> Self::Weights;
+    fn four(self, lines: &[Line; 4]) -> Self::Weights;
+    /// The same with a fifth bit: bit `l` of byte `4r + i` of the last line is that of column `4l + i`.
+    fn five(self, lines: &[Line; 5]) -> Self::Weights;
+    /// The same with two more: those of column `4l + i` are bits `2(l mod 4)` and the next of byte
+    /// `4r + i` of line `4 + l / 4`.
+    fn six(self, lines: &[Line; 6]) -> Self::Weights;
     /// A block of bytes: byte `4r + i` of line `l` is row `r`, column `4l + i`, plus 128.
     fn bytes(self, lines: &[Line; 8]) -> Self::Weights;
     /// For each row: `start` plus the sum of weight times input, for weights below 16.
-    fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I;
-    /// For each row: `start` plus the sum of (weight - 128 + `BYTES_OFFSET`) times input.
-    fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I;
+    fn dot_four(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I;
+    /// The same for weights below 64.
+    #[inline(always)]
+    fn dot_six(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
+        let first = self.dot_half(weights, false, input, start);
+        self.dot_half(weights, true, input, first)
+    }
     /// The same over the first or the second 16 columns alone.
     fn dot_half(
         self,
@@ -137,10 +149,75 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         input: &[i8; 32],
         start: Self::I,
     ) -> Self::I;
+    /// For each row: `start` plus the sum of (weight - 128 + `BYTES_OFFSET`) times input.
+    fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I;
     /// What [`Isa::dot_bytes`] leaves to its caller: 128 where the instructions take unsigned
     /// weights, 0 where they do not.
     const BYTES_OFFSET: i32;
 
+    /// Whether a full panel of rows is better multiplied by `dots_four` and its sisters than by a
+    /// block of weights that was unpacked before: where registers are few, they can go over the
+    /// weights in an order that needs no more of them than there are.
+    const BY_PANEL: bool = false;
+    /// [`Isa::dot_four`] of `M` rows, from 0.
+    #[inline(always)]
+    fn dots_four<const M: usize>(
+        self,
+        lines: &[Line; 4],
+        inputs: &[[i8; 32]; M],
+        out: &mut Dots<M>,
+    ) {
+        let weights = self.four(lines);
+        for (input, out) in inputs.iter().zip(out) {
+            let dot = self.dot_four(&weights, input, self.splat_int(0));
+            self.store_int(dot, out);
+        }
+    }
+    /// [`Isa::dot_six`] of 5-bit weights and `M` rows, from 0.
+    #[inline(always)]
+    fn dots_five<const M: usize>(
+        self,
+        lines: &[Line; 5],
+        inputs: &[[i8; 32]; M],
+        out: &mut Dots<M>,
+    ) {
+        let weights = self.five(lines);
+        for (input, out) in inputs.iter().zip(out) {
+            let dot = self.dot_six(&weights, input, self.splat_int(0));
+            self.store_int(dot, out);
+        }
+    }
+    /// [`Isa::dot_half`] of 6-bit weights and `M` rows, from 0.
+    #[inline(always)]
+    fn dots_half<const M: usize>(
+        self,
+        (lines, second): (&[Line; 6], bool),
+        inputs: &[[i8; 32]; M],
+        out: &mut Dots<M>,
+    ) {
+        let weights = self.six(lines);
+        for (input, out) in inputs.iter().zip(out) {
+            let dot = self.dot_half(&weights, second, input, self.splat_int(0));
+            self.store_int(dot, out);
+        }
+    }
+    /// [`Isa::dot_bytes`] of `M` rows, from 0.
+    #[inline(always)]
+    fn dots_bytes<const M: usize>(
+        self,
+        lines: &[Line; 8],
+        inputs: &[[i8; 32]; M],
+        out: &mut Dots<M>,
+    ) {
+        let weights = self.bytes(lines);
+        for (input, out) in inputs.iter().zip(out) {
+            let dot = self.dot_bytes(&weights, input, self.splat_int(0));
+            self.store_int(dot, out);
+        }
+    }
+
+    fn load_int(self, from: &[i32; LANES]) -> Self::I;
+    fn store_int(self, value: Self::I, to: &mut [i32; LANES]);
     fn splat_int(self, value: i32) -> Self::I;
     fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_int(self, a: Self::I, b: Self::I) -> Self::I;

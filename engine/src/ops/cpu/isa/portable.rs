@@ -126,7 +126,7 @@ impl Isa for Portable {
         *to = each(&a, &a, |a, _| a as i8);
     }
 
-    fn nibbles(self, lines: &[Line; 4]) -> Self::Weights {
+    fn four(self, lines: &[Line; 4]) -> Self::Weights {
         let mut weights = [[0; 32]; LANES];
         for (index, line) in lines.iter().enumerate() {
             for (row, four) in line.0.as_chunks::<4>().0.iter().enumerate() {
@@ -134,6 +134,31 @@ impl Isa for Portable {
                     weights[row][4 * index + column] = byte & 15;
                     weights[row][16 + 4 * index + column] = byte >> 4;
                 }
+            }
+        }
+        weights
+    }
+
+    fn five(self, lines: &[Line; 5]) -> Self::Weights {
+        let [nibbles @ .., above] = lines;
+        let mut weights = self.four(nibbles);
+        for (row, weights) in weights.iter_mut().enumerate() {
+            for (column, weight) in weights.iter_mut().enumerate() {
+                let bits = above.0[4 * row + column % 4];
+                *weight |= (bits >> (column / 4) & 1) << 4;
+            }
+        }
+        weights
+    }
+
+    fn six(self, lines: &[Line; 6]) -> Self::Weights {
+        let [nibbles @ .., _, _] = lines;
+        let mut weights = self.four(nibbles);
+        for (row, weights) in weights.iter_mut().enumerate() {
+            for (column, weight) in weights.iter_mut().enumerate() {
+                let line = column / 4;
+                let bits = lines[4 + line / 4].0[4 * row + column % 4];
+                *weight |= (bits >> (2 * (line % 4)) & 3) << 4;
             }
         }
         weights
@@ -149,7 +174,7 @@ impl Isa for Portable {
         weights
     }
 
-    fn dot_nibbles(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
+    fn dot_four(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
         let mut out = start;
         for (out, row) in out.iter_mut().zip(weights) {
             for (weight, input) in row.iter().zip(input) {
@@ -162,7 +187,7 @@ impl Isa for Portable {
     const BYTES_OFFSET: i32 = 128;
 
     fn dot_bytes(self, weights: &Self::Weights, input: &[i8; 32], start: Self::I) -> Self::I {
-        self.dot_nibbles(weights, input, start)
+        self.dot_four(weights, input, start)
     }
 
     fn dot_half(
@@ -180,6 +205,14 @@ impl Isa for Portable {
             }
         }
         out
+    }
+
+    fn load_int(self, from: &[i32; LANES]) -> Self::I {
+        *from
+    }
+
+    fn store_int(self, value: Self::I, to: &mut [i32; LANES]) {
+        *to = value;
     }
 
     fn splat_int(self, value: i32) -> Self::I {

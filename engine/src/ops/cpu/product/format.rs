@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::super::isa::{Isa, Line};
-use super::super::pack::{BLOCK, BLOCKS_OF_K, KScales, Scales, Small, Values};
+use super::super::isa::{Dots, Isa, Line};
+use super::super::pack::{BLOCK, BLOCKS_OF_K, Parts, Scales, Small};
 
 /// The lines of a group's blocks, and of those that are fetched meanwhile.
 pub(super) fn lines_of<const N: usize>(
@@ -28,80 +28,127 @@ pub(super) struct Affine<'a> {
 }
 
 impl<'a> Affine<'a> {
-    /// Those of some blocks; of none for weights that are not quantised.
-    pub(super) fn of(values: &'a Values, blocks: &Range<usize>) -> Affine<'a> {
-        let none = Affine::default();
-        match values {
-            Values::Nibbles { scales, .. } | Values::Bytes { scales, .. } => {
-                let scales = &scales[blocks.clone()];
-                Affine { scales, ..none }
-            }
-            Values::NibblesAndMinimum {
-                scales, minimums, ..
-            }
-            | Values::BytesAndMinimum {
-                scales, minimums, ..
-            } => Affine {
-                scales: &scales[blocks.clone()],
-                minimums: &minimums[blocks.clone()],
-                ..none
-            },
-            Values::KNibbles(_, k) | Values::KBytes(_, k) | Values::KHalves(_, k) => {
-                Affine::of_k(k, blocks)
-            }
-            Values::F16 { .. } | Values::BF16 { .. } | Values::F32 { .. } => none,
-        }
-    }
-
-    fn of_k(k: &'a KScales, blocks: &Range<usize>) -> Affine<'a> {
+    /// Those of some blocks.
+    pub(super) fn of(parts: &'a Parts, blocks: &Range<usize>) -> Affine<'a> {
         let units = blocks.start / BLOCKS_OF_K..blocks.end / BLOCKS_OF_K;
+        let is_k = !parts.small_scales.is_empty();
+        let scales = if is_k { units } else { blocks.clone() };
         Affine {
-            scales: &k.units[units.clone()],
-            minimums: &k.minimum_units[units.clone()],
-            small_scales: &k.scales[blocks.clone()],
-            small_minimums: &k.minimums[blocks.clone()],
+            scales: &parts.scales[scales.clone()],
+            minimums: parts.minimums.get(scales).unwrap_or_default(),
+            small_scales: parts.small_scales.get(blocks.clone()).unwrap_or_default(),
+            small_minimums: parts.small_minimums.get(blocks.clone()).unwrap_or_default(),
         }
     }
+}
 
+/// The integers of a block.
+pub(super) trait Quants {
+    /// Its lines.
+    type Lines;
+    /// What the kernels leave in every integer, besides what the format has there.
     #[inline(always)]
-    fn scale<I: Isa>(&self, isa: I, block: usize) -> I::F {
-        isa.load_half(&self.scales[block].0)
+    fn left<I: Isa>() -> i32 {
+        0
     }
+    fn unpack<I: Isa>(isa: I, lines: &Self::Lines) -> I::Weights;
+    fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I;
+    /// Of all columns, or of the first or the second half if the format has a scale for each.
+    fn dots<I: Isa, const M: usize>(
+        isa: I,
+        lines: (&Self::Lines, bool),
+        inputs: &[[i8; BLOCK]; M],
+        out: &mut Dots<M>,
+    );
+}
 
+macro_rules! quants {
+    ($name:ident, $lines:literal, $unpack:ident, $dot:ident, $dots:ident) => {
+        pub(super) struct $name;
+        impl Quants for $name {
+            type Lines = [Line; $lines];
+            quants!(@rest $lines, $unpack, $dot);
+            #[inline(always)]
+            fn dots<I: Isa, const M: usize>(
+                isa: I,
+                (lines, _): (&Self::Lines, bool),
+                inputs: &[[i8; BLOCK]; M],
+                out: &mut Dots<M>,
+            ) {
+                isa.$dots(lines, inputs, out);
+            }
+        }
+    };
+    (@rest $lines:literal, $unpack:ident, $dot:ident) => {
+        #[inline(always)]
+        fn unpack<I: Isa>(isa: I, lines: &[Line; $lines]) -> I::Weights {
+            isa.$unpack(lines)
+        }
+        #[inline(always)]
+        fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I {
+            isa.$dot(weights, input, start)
+        }
+    };
+}
+
+quants!(Four, 4, four, dot_four, dots_four);
+quants!(Five, 5, five, dot_six, dots_five);
+
+pub(super) struct Six;
+
+impl Quants for Six {
+    type Lines = [Line; 6];
+    quants!(@rest 6, six, dot_six);
     #[inline(always)]
-    fn minimum<I: Isa>(&self, isa: I, block: usize) -> I::F {
-        isa.load_half(&self.minimums[block].0)
+    fn dots<I: Isa, const M: usize>(
+        isa: I,
+        lines: (&Self::Lines, bool),
+        inputs: &[[i8; BLOCK]; M],
+        out: &mut Dots<M>,
+    ) {
+        isa.dots_half(lines, inputs, out);
     }
+}
 
+pub(super) struct Eight;
+
+impl Quants for Eight {
+    type Lines = [Line; 8];
     #[inline(always)]
-    fn k_scale<I: Isa>(&self, isa: I, block: usize) -> I::F {
-        let unit = isa.load_half(&self.scales[block / BLOCKS_OF_K].0);
-        isa.mul(unit, isa.load_small(&self.small_scales[block]))
+    fn left<I: Isa>() -> i32 {
+        I::BYTES_OFFSET
     }
-
+    quants!(@rest 8, bytes, dot_bytes);
     #[inline(always)]
-    fn k_minimum<I: Isa>(&self, isa: I, block: usize) -> I::F {
-        let unit = isa.load_half(&self.minimums[block / BLOCKS_OF_K].0);
-        isa.mul(unit, isa.load_small(&self.small_minimums[block]))
+    fn dots<I: Isa, const M: usize>(
+        isa: I,
+        (lines, _): (&Self::Lines, bool),
+        inputs: &[[i8; BLOCK]; M],
+        out: &mut Dots<M>,
+    ) {
+        isa.dots_bytes(lines, inputs, out);
     }
 }
 
 /// A quantised weight format, as the inner loop needs it.
 pub(super) trait Format {
-    /// The lines of a block.
-    type Lines;
+    /// Its integers.
+    type Quants: Quants;
+    /// What is to be taken off every one of them.
+    const OFFSET: i32 = 0;
     /// Whether a minimum is added to every weight.
     const MINIMUM: bool = false;
     /// Whether the first and the last 16 columns of a block have a scale each.
     const HALVES: bool = false;
-    /// What is to be taken off every integer weight.
-    fn offset<I: Isa>() -> i32;
-    fn unpack<I: Isa>(isa: I, lines: &Self::Lines) -> I::Weights;
-    fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I;
+    /// What is to be taken off every integer that the kernels multiply.
+    #[inline(always)]
+    fn offset<I: Isa>() -> i32 {
+        Self::OFFSET + Self::Quants::left::<I>()
+    }
     /// The scale of a block, or of its first half.
     #[inline(always)]
     fn scale<I: Isa>(isa: I, affine: &Affine<'_>, block: usize) -> I::F {
-        affine.scale(isa, block)
+        isa.load_half(&affine.scales[block].0)
     }
     /// The scale of its second half.
     #[inline(always)]
@@ -110,46 +157,8 @@ pub(super) trait Format {
     }
     #[inline(always)]
     fn minimum<I: Isa>(isa: I, affine: &Affine<'_>, block: usize) -> I::F {
-        affine.minimum(isa, block)
+        isa.load_half(&affine.minimums[block].0)
     }
-}
-
-/// A format with nibbles.
-macro_rules! of_nibbles {
-    ($offset:expr) => {
-        type Lines = [Line; 4];
-        #[inline(always)]
-        fn offset<I: Isa>() -> i32 {
-            $offset
-        }
-        #[inline(always)]
-        fn unpack<I: Isa>(isa: I, lines: &[Line; 4]) -> I::Weights {
-            isa.nibbles(lines)
-        }
-        #[inline(always)]
-        fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I {
-            isa.dot_nibbles(weights, input, start)
-        }
-    };
-}
-
-/// A format with bytes.
-macro_rules! of_bytes {
-    () => {
-        type Lines = [Line; 8];
-        #[inline(always)]
-        fn offset<I: Isa>() -> i32 {
-            I::BYTES_OFFSET
-        }
-        #[inline(always)]
-        fn unpack<I: Isa>(isa: I, lines: &[Line; 8]) -> I::Weights {
-            isa.bytes(lines)
-        }
-        #[inline(always)]
-        fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I {
-            isa.dot_bytes(weights, input, start)
-        }
-    };
 }
 
 /// Scales and minimums as the K formats have them.
@@ -158,62 +167,72 @@ macro_rules! of_k {
         const MINIMUM: bool = true;
         #[inline(always)]
         fn scale<I: Isa>(isa: I, affine: &Affine<'_>, block: usize) -> I::F {
-            affine.k_scale(isa, block)
+            let unit = isa.load_half(&affine.scales[block / BLOCKS_OF_K].0);
+            isa.mul(unit, isa.load_small(&affine.small_scales[block]))
         }
         #[inline(always)]
         fn minimum<I: Isa>(isa: I, affine: &Affine<'_>, block: usize) -> I::F {
-            affine.k_minimum(isa, block)
+            let unit = isa.load_half(&affine.minimums[block / BLOCKS_OF_K].0);
+            isa.mul(unit, isa.load_small(&affine.small_minimums[block]))
         }
     };
 }
 
-pub(super) struct NibblesFromMinus8;
-pub(super) struct NibblesAndMinimum;
-pub(super) struct Bytes;
-pub(super) struct BytesAndMinimum;
-pub(super) struct KNibbles;
-pub(super) struct KBytes;
-pub(super) struct KHalves;
+pub(super) struct Q4_0;
+pub(super) struct Q4_1;
+pub(super) struct Q5_0;
+pub(super) struct Q5_1;
+pub(super) struct Q8_0;
+pub(super) struct Q4K;
+pub(super) struct Q5K;
+pub(super) struct Q6K;
 
-impl Format for NibblesFromMinus8 {
-    of_nibbles!(8);
+impl Format for Q4_0 {
+    type Quants = Four;
+    const OFFSET: i32 = 8;
 }
 
-impl Format for NibblesAndMinimum {
+impl Format for Q4_1 {
+    type Quants = Four;
     const MINIMUM: bool = true;
-    of_nibbles!(0);
 }
 
-impl Format for Bytes {
-    of_bytes!();
+impl Format for Q5_0 {
+    type Quants = Five;
+    const OFFSET: i32 = 16;
 }
 
-impl Format for BytesAndMinimum {
+impl Format for Q5_1 {
+    type Quants = Five;
     const MINIMUM: bool = true;
-    of_bytes!();
 }
 
-impl Format for KNibbles {
-    of_nibbles!(0);
+impl Format for Q8_0 {
+    type Quants = Eight;
+}
+
+impl Format for Q4K {
+    type Quants = Four;
     of_k!();
 }
 
-impl Format for KBytes {
-    of_bytes!();
+impl Format for Q5K {
+    type Quants = Five;
     of_k!();
 }
 
-impl Format for KHalves {
+impl Format for Q6K {
+    type Quants = Six;
+    const OFFSET: i32 = 32;
     const HALVES: bool = true;
-    of_bytes!();
     #[inline(always)]
     fn scale<I: Isa>(isa: I, affine: &Affine<'_>, block: usize) -> I::F {
-        let unit = affine.scale(isa, block / BLOCKS_OF_K);
+        let unit = isa.load_half(&affine.scales[block / BLOCKS_OF_K].0);
         isa.mul(unit, isa.load_signed(&affine.small_scales[block]))
     }
     #[inline(always)]
     fn second_scale<I: Isa>(isa: I, affine: &Affine<'_>, block: usize) -> I::F {
-        let unit = affine.scale(isa, block / BLOCKS_OF_K);
+        let unit = isa.load_half(&affine.scales[block / BLOCKS_OF_K].0);
         isa.mul(unit, isa.load_signed(&affine.small_minimums[block]))
     }
 }
