@@ -17,3 +17,4 @@ mod segments;
 mod sentencepiece;
 mod tokenizer_reference;
 mod tools;
+mod vocabularies;
