@@ -90,7 +90,7 @@ impl PromptBuilder {
             return None;
         }
         let (span_text, span_controls) = spelled(span, marks, tokenizer);
-        let tail_text = String::from_utf8(tokenizer.decode(tail)).ok()?;
+        let tail_text = String::from_utf8(tokenizer.decode_text(tail)).ok()?;
         let replayed = span_text.strip_prefix(&tail_text)?;
         let controls = produced
             .iter()
@@ -207,7 +207,7 @@ fn cut(produced: &[u32], text: &str, tokenizer: &Tokenizer) -> Vec<u32> {
         }
     }
     let mut tokens = produced[..count].to_vec();
-    tokens.extend(tokenizer.encode_text(&text[bytes..]));
+    tokens.extend(tokenizer.encode_more(&text[bytes..]));
     tokens
 }
 

@@ -9,9 +9,9 @@
 //! whose templates do not know them. Pure: bytes and values in, values out; the
 //! clock is an argument.
 //!
-//! Left out on purpose: reading files (callers map them), SentencePiece vocabularies and
-//! pre-tokenizers not compared with their reference (refused by name), images and audio in
-//! messages (refused by the name of the part).
+//! Left out on purpose: reading files (callers map them), vocabularies and pre-tokenizers not
+//! compared with their reference (refused by name), images and audio in messages (refused by the
+//! name of the part).
 
 pub mod gguf;
 

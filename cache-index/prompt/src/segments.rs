@@ -26,7 +26,7 @@ use hashbrown::HashTable;
 
 use crate::answers::Entry as AnswerEntry;
 use crate::counts::{Counts, SegmentCounts};
-use crate::tokenizer::{Piece, Tokenizer, safe_cut};
+use crate::tokenizer::{Piece, Place, Tokenizer};
 
 /// Pieces are cut at the first safe place at or after this many bytes: long enough that a look-up
 /// costs nothing per byte, short enough that re-encoding the last piece of a growing text does not
@@ -144,30 +144,33 @@ impl SegmentCache {
         }
     }
 
-    /// Appends the tokens of text that holds no special tokens at all.
+    /// Appends the tokens of text that holds no special tokens at all, and stands at the beginning
+    /// or behind one.
     pub(crate) fn push_plain(&self, tokenizer: &Tokenizer, text: &str, tokens: &mut Vec<u32>) {
         let mut counts = SegmentCounts::default();
         let mut rest = text;
+        let mut next = Place::Begin;
         while !rest.is_empty() {
             let cut = if rest.len() > PIECE_BYTES {
-                safe_cut(rest, PIECE_BYTES)
+                tokenizer.safe_cut(rest, PIECE_BYTES)
             } else {
                 None
             };
             let (piece, behind) = rest.split_at(cut.unwrap_or(rest.len()));
             rest = behind;
+            let place = std::mem::replace(&mut next, Place::Inside);
             let begin = tokens.len();
             if piece.len() < KNOWN_BYTES_MIN {
-                tokenizer.push_plain(piece, tokens);
+                tokenizer.push_plain(piece, place, tokens);
                 counts.encoded(piece, &tokens[begin..]);
                 continue;
             }
-            let key = self.key(tokenizer.fingerprint(), piece);
+            let key = self.key(tokenizer.fingerprint_at(place), piece);
             if self.shard(key.hash).push_known(&key, tokens) {
                 counts.reused(piece, &tokens[begin..]);
                 continue;
             }
-            tokenizer.push_plain(piece, tokens);
+            tokenizer.push_plain(piece, place, tokens);
             counts.encoded(piece, &tokens[begin..]);
             self.shard(key.hash)
                 .insert(&key, &self.scope, &tokens[begin..]);

@@ -88,7 +88,7 @@ impl Constraints {
         let tokenize = Arc::new(move |text: &[u8]| {
             shared
                 .tokenizer()
-                .encode_text(&String::from_utf8_lossy(text))
+                .encode_more(&String::from_utf8_lossy(text))
         });
         let vocabulary = Vocabulary::new(tokens, tokenizer.eos_ids().to_vec(), tokenize);
         let compiler = vocabulary.map(Compiler::new);

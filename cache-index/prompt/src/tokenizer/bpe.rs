@@ -1,21 +1,30 @@
-//! Which tokens is this word? Byte-pair encoding: start from single bytes and join, again and
-//! again, the neighbouring pair that was learned first, leftmost first among equals.
+//! Which tokens is this word? Byte-pair encoding: start from single bytes or characters and join,
+//! again and again, the neighbouring pair of lowest rank, leftmost first among equals.
 //!
 //! Most words are one token, so every vocabulary entry that encodes to itself is kept in a table
 //! (found at load by encoding the whole vocabulary once): no lock, no eviction, one look-up.
-//! Other words are merged: short ones by repeated scans, long ones rank by rank with a queue, so
-//! that megabytes without a blank stay O(n log n).
-
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+//! Other words are merged: short ones by repeated scans, long ones with a queue (`queue`), so that
+//! megabytes without a blank stay O(n log n).
 
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
+use super::queue::{ByPlace, ByRank, Pending};
+
 /// Marks a byte without a token.
-const NONE: u32 = u32::MAX;
+pub(super) const NONE: u32 = u32::MAX;
 /// Words up to this many bytes are merged by scanning: below it, a few cache lines beat a queue.
 const SCAN_MAX: usize = 32;
+
+/// Two tokens that may be joined, and what comes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Rule {
+    pub(super) left: u32,
+    pub(super) right: u32,
+    pub(super) token: u32,
+    /// Lower ones come first.
+    pub(super) rank: u32,
+}
 
 /// Rank and result of a merge.
 #[derive(Debug, Clone, Copy)]
@@ -35,16 +44,39 @@ const NOTHING: Merge = Merge {
 /// The seed of the tables is fixed: their keys come from the model file, and no request adds any.
 #[derive(Debug)]
 pub(super) struct Bpe {
-    byte_tokens: [u32; 256],
+    starts: Starts,
     merges: HashMap<u64, Merge, FixedState>,
     words: HashMap<Box<[u8]>, u32, FixedState>,
+}
+
+/// What merging starts from.
+#[derive(Debug)]
+pub(super) enum Starts {
+    /// The token of each byte; `NONE` where there is none. Such a byte is dropped and its
+    /// neighbours become adjacent, as in the reference.
+    Bytes([u32; 256]),
+    /// Characters.
+    Chars(Chars),
+}
+
+/// The tokens of single characters.
+#[derive(Debug)]
+pub(super) struct Chars {
+    pub(super) tokens: HashMap<char, u32, FixedState>,
+    /// The tokens of bytes, for characters that have none.
+    pub(super) bytes: [u32; 256],
+    /// Characters that are no token of their own but begin ones stand for themselves while
+    /// merging, from this id on; what is left of them becomes bytes.
+    pub(super) stand_in_first: u32,
+    pub(super) stand_ins: Vec<char>,
 }
 
 /// Buffers that one call of the tokenizer uses for all of its words.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     symbols: Vec<Symbol>,
-    queue: Queue,
+    by_rank: ByRank,
+    by_place: ByPlace,
 }
 
 /// A token of the word being merged, linked to its neighbours by index.
@@ -57,53 +89,10 @@ struct Symbol {
     merge: Merge,
 }
 
-/// Possible merges, by rank: indices of left symbols. An index is stale once its symbol's merge
-/// has another rank. A heap of all of them would touch memory at random for each; here only the
-/// ranks are in the heap, and the symbols of one rank are visited in order.
-#[derive(Debug, Default)]
-struct Queue {
-    ranks: BinaryHeap<Reverse<u32>>,
-    by_rank: HashMap<u32, Vec<u32>, FixedState>,
-    /// Emptied lists, kept for their memory.
-    spare: Vec<Vec<u32>>,
-}
-
-impl Queue {
-    fn push(&mut self, rank: u32, at: u32) {
-        let list = self.by_rank.entry(rank).or_insert_with(|| {
-            self.ranks.push(Reverse(rank));
-            self.spare.pop().unwrap_or_default()
-        });
-        list.push(at);
-    }
-
-    /// The lowest rank and its symbols, leftmost first.
-    fn pop(&mut self) -> Option<(u32, Vec<u32>)> {
-        let Reverse(rank) = self.ranks.pop()?;
-        let mut list = self.by_rank.remove(&rank)?;
-        // Runs in order already: the sort merges them.
-        list.sort();
-        Some((rank, list))
-    }
-
-    fn has_below(&self, rank: u32) -> bool {
-        self.ranks
-            .peek()
-            .is_some_and(|Reverse(lowest)| *lowest < rank)
-    }
-
-    fn recycle(&mut self, mut list: Vec<u32>) {
-        list.clear();
-        self.spare.push(list);
-    }
-}
-
 /// What `Bpe` is built from, all in the model file's ids.
 pub(super) struct BpeParts<'a> {
-    /// Token of each single byte, where there is one.
-    pub(super) byte_tokens: [Option<u32>; 256],
-    /// Left, right, result; in order of rank.
-    pub(super) merges: &'a [(u32, u32, u32)],
+    pub(super) starts: Starts,
+    pub(super) merges: &'a [Rule],
     /// Ordinary vocabulary entries as bytes.
     pub(super) entries: &'a [(Vec<u8>, u32)],
     /// Which entries may stand for a whole word.
@@ -120,20 +109,14 @@ pub(super) enum WholeWords {
 }
 
 impl Bpe {
-    pub(super) fn new(parts: &BpeParts<'_>) -> Self {
+    pub(super) fn new(parts: BpeParts<'_>) -> Self {
         let mut merges = HashMap::with_capacity_and_hasher(parts.merges.len(), hasher());
-        for (rank, &(left, right, token)) in parts.merges.iter().enumerate() {
-            merges.insert(
-                pair(left, right),
-                Merge {
-                    rank: rank as u32,
-                    token,
-                },
-            );
+        for rule in parts.merges {
+            let &Rule { rank, token, .. } = rule;
+            merges.insert(pair(rule.left, rule.right), Merge { rank, token });
         }
-        let byte_tokens = parts.byte_tokens.map(|token| token.unwrap_or(NONE));
         let mut bpe = Self {
-            byte_tokens,
+            starts: parts.starts,
             merges,
             words: HashMap::with_hasher(hasher()),
         };
@@ -165,16 +148,12 @@ impl Bpe {
         } else if word.len() <= SCAN_MAX {
             self.merge_by_scanning(word, out);
         } else {
-            self.merge_by_rank(word, scratch, out);
+            let Scratch { symbols, .. } = scratch;
+            match self.starts {
+                Starts::Bytes(_) => self.merge_by_rank(word, symbols, &mut scratch.by_rank, out),
+                Starts::Chars(_) => self.merge_by_place(word, symbols, &mut scratch.by_place, out),
+            }
         }
-    }
-
-    /// The tokens of a word's bytes. A byte that the vocabulary lacks is dropped and its
-    /// neighbours become adjacent, as in the reference.
-    fn byte_tokens<'a>(&'a self, word: &'a [u8]) -> impl Iterator<Item = u32> + 'a {
-        word.iter()
-            .map(|byte| self.byte_tokens[usize::from(*byte)])
-            .filter(|token| *token != NONE)
     }
 
     /// What merging two tokens gives; of rank `NONE` if nothing.
@@ -190,10 +169,11 @@ impl Bpe {
         let mut tokens = [0u32; SCAN_MAX];
         let mut merges = [NOTHING; SCAN_MAX];
         let mut count = 0;
-        for token in self.byte_tokens(word) {
+        // A character has at least as many bytes as tokens.
+        self.starts.each(word, |token| {
             tokens[count] = token;
             count += 1;
-        }
+        });
         for at in 1..count {
             merges[at - 1] = self.merge(tokens[at - 1], tokens[at]);
         }
@@ -219,29 +199,18 @@ impl Bpe {
                 merges[best] = self.merge(merge.token, tokens[best + 1]);
             }
         }
-        out.extend_from_slice(&tokens[..count]);
+        self.starts.push_all(tokens[..count].iter().copied(), out);
     }
 
-    fn merge_by_rank(&self, word: &[u8], scratch: &mut Scratch, out: &mut Vec<u32>) {
-        let Scratch { symbols, queue } = scratch;
-        symbols.clear();
-        for (at, token) in self.byte_tokens(word).enumerate() {
-            let at = at as u32;
-            let (previous, next) = (at.wrapping_sub(1), at + 1);
-            symbols.push(Symbol {
-                token,
-                previous,
-                next,
-                merge: NOTHING,
-            });
-        }
-        let Some(last) = symbols.last_mut() else {
-            return;
-        };
-        last.next = NONE;
-        for at in 0..symbols.len() - 1 {
-            self.offer(symbols, queue, at);
-        }
+    /// Each pair has a rank of its own.
+    fn merge_by_rank(
+        &self,
+        word: &[u8],
+        symbols: &mut Vec<Symbol>,
+        queue: &mut ByRank,
+        out: &mut Vec<u32>,
+    ) {
+        self.link(word, symbols, queue);
         while let Some((rank, list)) = queue.pop() {
             for (done, at) in list.iter().enumerate() {
                 self.merge_at(symbols, queue, rank, *at as usize);
@@ -253,16 +222,52 @@ impl Bpe {
             }
             queue.recycle(list);
         }
-        out.extend(
-            symbols
-                .iter()
-                .map(|symbol| symbol.token)
-                .filter(|token| *token != NONE),
-        );
+        self.push_symbols(symbols, out);
+    }
+
+    /// Several pairs may share a rank: what a merge leads to can come before all others of it.
+    fn merge_by_place(
+        &self,
+        word: &[u8],
+        symbols: &mut Vec<Symbol>,
+        queue: &mut ByPlace,
+        out: &mut Vec<u32>,
+    ) {
+        self.link(word, symbols, queue);
+        while let Some((rank, at)) = queue.pop() {
+            self.merge_at(symbols, queue, rank, at as usize);
+        }
+        self.push_symbols(symbols, out);
+    }
+
+    /// Fills `symbols` with the word's first tokens, and `queue` with what may be merged.
+    fn link(&self, word: &[u8], symbols: &mut Vec<Symbol>, queue: &mut impl Pending) {
+        symbols.clear();
+        self.starts.each(word, |token| {
+            let at = symbols.len() as u32;
+            symbols.push(Symbol {
+                token,
+                previous: at.wrapping_sub(1),
+                next: at + 1,
+                merge: NOTHING,
+            });
+        });
+        if let Some(last) = symbols.last_mut() {
+            last.next = NONE;
+        }
+        for at in 1..symbols.len() {
+            self.offer(symbols, queue, at - 1);
+        }
+    }
+
+    fn push_symbols(&self, symbols: &[Symbol], out: &mut Vec<u32>) {
+        let tokens = symbols.iter().map(|symbol| symbol.token);
+        self.starts
+            .push_all(tokens.filter(|token| *token != NONE), out);
     }
 
     /// Merges the symbol at `at` with its next, if that merge still has this rank.
-    fn merge_at(&self, symbols: &mut [Symbol], queue: &mut Queue, rank: u32, at: usize) {
+    fn merge_at(&self, symbols: &mut [Symbol], queue: &mut impl Pending, rank: u32, at: usize) {
         let left = symbols[at];
         if left.merge.rank != rank {
             return;
@@ -284,7 +289,7 @@ impl Bpe {
     }
 
     /// Queues the merge of the symbol at `at` with its next, if there is one.
-    fn offer(&self, symbols: &mut [Symbol], queue: &mut Queue, at: usize) {
+    fn offer(&self, symbols: &mut [Symbol], queue: &mut impl Pending, at: usize) {
         let merge = self.merge(symbols[at].token, symbols[symbols[at].next as usize].token);
         symbols[at].merge = merge;
         if merge.rank != NONE {
@@ -293,10 +298,60 @@ impl Bpe {
     }
 }
 
+impl Starts {
+    /// Calls `visit` with the tokens that merging starts from.
+    #[inline]
+    fn each(&self, word: &[u8], mut visit: impl FnMut(u32)) {
+        match self {
+            Self::Bytes(tokens) => word
+                .iter()
+                .map(|byte| tokens[usize::from(*byte)])
+                .filter(|token| *token != NONE)
+                .for_each(visit),
+            Self::Chars(chars) => {
+                let text = std::str::from_utf8(word).expect("words are cut between characters");
+                for c in text.chars() {
+                    match chars.tokens.get(&c) {
+                        Some(token) => visit(*token),
+                        None => chars.bytes_of(c, &mut visit),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Appends what merging ends with.
+    #[inline]
+    fn push_all(&self, tokens: impl Iterator<Item = u32>, out: &mut Vec<u32>) {
+        let Self::Chars(chars) = self else {
+            out.extend(tokens);
+            return;
+        };
+        for token in tokens {
+            match token.checked_sub(chars.stand_in_first) {
+                None => out.push(token),
+                Some(at) => {
+                    chars.bytes_of(chars.stand_ins[at as usize], |token| out.push(token));
+                }
+            }
+        }
+    }
+}
+
+impl Chars {
+    fn bytes_of(&self, c: char, visit: impl FnMut(u32)) {
+        let mut buffer = [0; 4];
+        let bytes = c.encode_utf8(&mut buffer).bytes();
+        bytes
+            .map(|byte| self.bytes[usize::from(byte)])
+            .for_each(visit);
+    }
+}
+
 fn pair(left: u32, right: u32) -> u64 {
     u64::from(left) << 32 | u64::from(right)
 }
 
-fn hasher() -> FixedState {
+pub(super) fn hasher() -> FixedState {
     FixedState::with_seed(0)
 }

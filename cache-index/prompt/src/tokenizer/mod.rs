@@ -1,21 +1,28 @@
-//! Which tokens is this text? Exact byte-level BPE from a GGUF file's own metadata.
+//! Which tokens is this text? Exact byte-level and SentencePiece BPE from a GGUF file's own
+//! metadata.
 //!
 //! Text goes through: user-defined tokens found (few models have any), normalised where the
-//! reference does (NFC, Qwen 2), split into words, each word merged. Control tokens are found only
-//! in text that may contain them (`encode_with_specials`); everywhere else `<|im_end|>` is text.
+//! reference does (NFC, Qwen), split into words (`words`), each word merged (`bpe`). Control tokens
+//! are found only in text that may contain them (`encode_with_specials`); everywhere else
+//! `<|im_end|>` is text.
 //!
 //! Segments between special tokens are independent of each other, and so are the pieces between
-//! safe cuts of one segment; `segments` builds on that.
+//! safe cuts of one segment but for the blank that SentencePiece puts before the first (`Place`);
+//! `segments` builds on that.
 //!
-//! Left out on purpose: SentencePiece and WordPiece vocabularies, and pre-tokenizers that have not
-//! been compared with their reference; both are refused by name.
+//! Left out on purpose: WordPiece and unigram vocabularies, and pre-tokenizers that have not been
+//! compared with their reference; both are refused by name (`rules`).
 
 mod alphabet;
 mod bpe;
 mod classes;
+mod queue;
+mod rules;
+mod sentencepiece;
 mod specials;
 mod split;
 mod vocab;
+mod words;
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
@@ -24,82 +31,57 @@ use foldhash::quality::FixedState;
 use crate::error::LoadError;
 use crate::gguf::Header;
 
-use bpe::{Bpe, BpeParts, Scratch, WholeWords};
-use classes::Classes;
+use bpe::{Bpe, BpeParts, NONE, Rule, Starts, WholeWords};
+use rules::{Rules, Scheme};
+use sentencepiece::Cuts;
 use specials::Specials;
-use split::Split;
-use vocab::{Kind, Vocab};
+use split::Splitter;
+use vocab::{Kind, Spelling, Vocab};
+use words::Words;
 
 pub(crate) use specials::{Finder, Piece, Pieces};
-pub(crate) use split::safe_cut;
+pub(crate) use words::Place;
 
-const MODEL: &str = "tokenizer.ggml.model";
-const PRE: &str = "tokenizer.ggml.pre";
-
-/// Tokens that end a generation, by their text, besides those that the metadata names: the ends
-/// of a turn or a text in published chat models, as llama.cpp keeps them.
-const ENDS: &[&str] = &[
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<|end_of_turn|>",
-    "<end_of_turn>",
-    "<|return|>",
-];
-
-/// A byte-level BPE tokenizer.
+/// A BPE tokenizer.
 pub struct Tokenizer {
-    classes: Classes,
     rules: Rules,
+    words: Words,
     bpe: Bpe,
     specials: Specials,
     /// All tokens' bytes, end to end.
     bytes: Vec<u8>,
     /// Where each token's bytes begin; one more than there are tokens.
     begins: Vec<u32>,
-    control: Vec<bool>,
+    kinds: Vec<Kind>,
     bos: Option<u32>,
     adds_bos: bool,
     eos: Vec<u32>,
     fingerprint: u64,
 }
 
-/// What the reference does before merging, by `tokenizer.ggml.pre`.
-#[derive(Debug, Clone, Copy)]
-struct Rules {
-    split: Split,
-    normal_form: NormalForm,
-    whole_words: WholeWords,
-    /// Whether a plain prompt begins with BOS where the file does not say.
-    adds_bos: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum NormalForm {
-    AsIs,
-    Nfc,
-}
-
 impl Tokenizer {
     /// Builds the tokenizer from a model file's metadata.
     pub fn from_gguf(header: &Header) -> Result<Self, LoadError> {
         let rules = Rules::from_gguf(header)?;
-        let vocab = Vocab::from_gguf(header)?;
+        let Parts {
+            vocab,
+            words,
+            starts,
+            merges,
+            whole_words,
+        } = Parts::from_gguf(header, rules.scheme)?;
         let entries: Vec<(Vec<u8>, u32)> = vocab
             .entries
             .iter()
             .enumerate()
-            .filter(|(_, entry)| entry.kind == Kind::Normal && entry.is_byte_level)
+            .filter(|(_, entry)| entry.is_mergeable)
             .map(|(id, entry)| (entry.bytes.clone(), id as u32))
             .collect();
-        let bpe = Bpe::new(&BpeParts {
-            byte_tokens: vocab.byte_tokens(),
-            merges: &vocab.merges,
+        let bpe = Bpe::new(BpeParts {
+            starts,
+            merges: &merges,
             entries: &entries,
-            whole_words: rules.whole_words,
+            whole_words,
         });
 
         let mut bytes = Vec::new();
@@ -115,21 +97,17 @@ impl Tokenizer {
             .get("tokenizer.ggml.add_bos_token")
             .and_then(|v| v.as_bool());
         Ok(Self {
-            classes: Classes::new(),
             rules,
+            words,
             bpe,
             specials: Specials::new(&vocab)?,
             bytes,
             begins,
-            control: vocab
-                .entries
-                .iter()
-                .map(|entry| entry.kind == Kind::Control)
-                .collect(),
-            bos: vocab.id(header, "tokenizer.ggml.bos_token_id")?,
+            kinds: vocab.entries.iter().map(|entry| entry.kind).collect(),
+            bos: bos_id(header, &vocab, rules)?,
             adds_bos: add_bos.unwrap_or(rules.adds_bos),
             eos: eos_ids(header, &vocab)?,
-            fingerprint: fingerprint(&vocab, rules),
+            fingerprint: fingerprint(&vocab, &merges, rules),
         })
     }
 
@@ -138,6 +116,21 @@ impl Tokenizer {
         let mut tokens = Vec::with_capacity(text.len() / 3);
         for piece in self.pieces_of_text(text) {
             self.push_piece(piece, &mut tokens);
+        }
+        tokens
+    }
+
+    /// The tokens of text that continues other text: `encode_text` without the blank that
+    /// SentencePiece puts before a text.
+    pub fn encode_more(&self, text: &str) -> Vec<u32> {
+        let mut tokens = Vec::with_capacity(text.len() / 3);
+        let mut place = Place::Inside;
+        for piece in self.pieces_of_text(text) {
+            match piece {
+                Piece::Token(token) => tokens.push(token),
+                Piece::Text(text) => self.push_plain(text, place, &mut tokens),
+            }
+            place = Place::Begin;
         }
         tokens
     }
@@ -168,6 +161,31 @@ impl Tokenizer {
         bytes
     }
 
+    /// The text that was encoded as these tokens from its beginning, or from behind a control token:
+    /// `decode` without the blanks that SentencePiece put in.
+    pub(crate) fn decode_text(&self, ids: &[u32]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(ids.len() * 4);
+        let mut place = Place::Begin;
+        for id in ids {
+            let added = self.token_bytes(*id);
+            let is_special = matches!(
+                self.kinds.get(*id as usize),
+                Some(Kind::Control | Kind::UserDefined)
+            );
+            let put_in = place == Place::Begin && !is_special && self.words.begins_differently();
+            bytes.extend_from_slice(match added {
+                [b' ', rest @ ..] if put_in => rest,
+                _ => added,
+            });
+            place = if is_special {
+                Place::Begin
+            } else {
+                Place::Inside
+            };
+        }
+        bytes
+    }
+
     /// A token's text, that of a control token included. Empty for ids outside the vocabulary and
     /// for tokens that are only a part of a character: their bytes are in `token_bytes`.
     pub fn token_text(&self, id: u32) -> &str {
@@ -191,7 +209,7 @@ impl Tokenizer {
 
     /// Is this a control token (never shown as text)?
     pub fn is_control(&self, id: u32) -> bool {
-        self.control.get(id as usize).copied().unwrap_or(false)
+        self.kinds.get(id as usize) == Some(&Kind::Control)
     }
 
     /// The tokens that end a generation: end of text and end of turn.
@@ -206,7 +224,7 @@ impl Tokenizer {
 
     /// Number of tokens in the vocabulary.
     pub fn vocab_size(&self) -> usize {
-        self.control.len()
+        self.kinds.len()
     }
 
     /// What a plain prompt begins with.
@@ -222,6 +240,14 @@ impl Tokenizer {
     /// Tells this tokenizer from others, whose tokens for a text may differ.
     pub(crate) fn fingerprint(&self) -> u64 {
         self.fingerprint
+    }
+
+    /// The same, and one place from another where tokens depend on it.
+    pub(crate) fn fingerprint_at(&self, place: Place) -> u64 {
+        match place {
+            Place::Begin if self.words.begins_differently() => !self.fingerprint,
+            Place::Begin | Place::Inside => self.fingerprint,
+        }
     }
 
     /// Text taken apart at control tokens only.
@@ -240,29 +266,20 @@ impl Tokenizer {
     }
 
     /// Appends the tokens of text without special tokens.
-    pub(crate) fn push_plain(&self, text: &str, tokens: &mut Vec<u32>) {
-        let normal;
-        let text = match self.rules.normal_form {
-            NormalForm::Nfc if !unicode_normalization::is_nfc(text) => {
-                normal = unicode_normalization::UnicodeNormalization::nfc(text).collect::<String>();
-                normal.as_str()
-            }
-            _ => text,
-        };
-        let mut scratch = Scratch::default();
-        let mut begin = 0;
-        while begin < text.len() {
-            let end = self.rules.split.word_end(&self.classes, text, begin);
-            self.bpe
-                .encode_word(&text.as_bytes()[begin..end], &mut scratch, tokens);
-            begin = end;
-        }
+    pub(crate) fn push_plain(&self, text: &str, place: Place, tokens: &mut Vec<u32>) {
+        self.words.encode(&self.bpe, text, place, tokens);
+    }
+
+    /// The first position at or after `from` at which `text` may be cut in two without changing
+    /// its tokens; the second part is then `Inside`.
+    pub(crate) fn safe_cut(&self, text: &str, from: usize) -> Option<usize> {
+        self.words.safe_cut(text, from)
     }
 
     fn push_piece(&self, piece: Piece<'_>, tokens: &mut Vec<u32>) {
         match piece {
             Piece::Token(token) => tokens.push(token),
-            Piece::Text(text) => self.push_plain(text, tokens),
+            Piece::Text(text) => self.push_plain(text, Place::Begin, tokens),
         }
     }
 }
@@ -277,47 +294,61 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-impl Rules {
-    fn from_gguf(header: &Header) -> Result<Self, LoadError> {
-        let text = |key| header.get(key).and_then(|value| value.as_str());
-        let model = text(MODEL).unwrap_or("missing");
-        if model != "gpt2" {
-            return Err(LoadError::Unsupported {
-                key: MODEL,
-                value: model.to_owned(),
-                supported: "gpt2 (byte-level BPE)",
-            });
-        }
-        let plain = Self {
-            split: Split::Gpt2,
-            normal_form: NormalForm::AsIs,
-            whole_words: WholeWords::WhenMerged,
-            adds_bos: false,
-        };
-        match text(PRE).unwrap_or("default") {
-            "default" | "gpt-2" => Ok(plain),
-            "smollm" => Ok(Self {
-                split: Split::SmolLm,
-                ..plain
-            }),
-            "llama-bpe" | "llama-v3" | "llama3" => Ok(Self {
-                split: Split::Cl100k { numbers_max: 3 },
-                whole_words: WholeWords::Always,
-                adds_bos: true,
-                ..plain
-            }),
-            "qwen2" => Ok(Self {
-                split: Split::Cl100k { numbers_max: 1 },
-                normal_form: NormalForm::Nfc,
-                ..plain
-            }),
-            other => Err(LoadError::Unsupported {
-                key: PRE,
-                value: other.to_owned(),
-                supported: "smollm, gpt-2, default, llama-bpe, qwen2",
-            }),
+/// What the two schemes build a tokenizer from.
+struct Parts {
+    vocab: Vocab,
+    words: Words,
+    starts: Starts,
+    merges: Vec<Rule>,
+    whole_words: WholeWords,
+}
+
+impl Parts {
+    fn from_gguf(header: &Header, scheme: Scheme) -> Result<Self, LoadError> {
+        match scheme {
+            Scheme::ByteLevel {
+                split,
+                normal_form,
+                whole_words,
+            } => {
+                let vocab = Vocab::from_gguf(header, Spelling::ByteLevel)?;
+                let bytes = vocab.byte_tokens().map(|token| token.unwrap_or(NONE));
+                Ok(Self {
+                    words: Words::Split {
+                        splitter: Box::new(Splitter::new(split)),
+                        normal_form,
+                    },
+                    starts: Starts::Bytes(bytes),
+                    merges: vocab.listed_merges(header)?,
+                    whole_words,
+                    vocab,
+                })
+            }
+            Scheme::SentencePiece { prefix } => {
+                let vocab = Vocab::from_gguf(header, Spelling::SentencePiece)?;
+                let (chars, merges) = sentencepiece::merges(header, &vocab)?;
+                let cuts = Cuts::of(&vocab);
+                Ok(Self {
+                    words: Words::Blanks { cuts, prefix },
+                    starts: Starts::Chars(chars),
+                    merges,
+                    whole_words: WholeWords::WhenMerged,
+                    vocab,
+                })
+            }
         }
     }
+}
+
+fn bos_id(header: &Header, vocab: &Vocab, rules: Rules) -> Result<Option<u32>, LoadError> {
+    let named = vocab.id(header, "tokenizer.ggml.bos_token_id")?;
+    let Scheme::SentencePiece { .. } = rules.scheme else {
+        return Ok(named);
+    };
+    // Older files do not name it.
+    let is_usual = |entry: &vocab::Entry| entry.kind == Kind::Control && entry.text == "<s>";
+    let usual = vocab.entries.iter().position(is_usual);
+    Ok(named.or(usual.map(|id| id as u32)))
 }
 
 fn eos_ids(header: &Header, vocab: &Vocab) -> Result<Vec<u32>, LoadError> {
@@ -325,24 +356,20 @@ fn eos_ids(header: &Header, vocab: &Vocab) -> Result<Vec<u32>, LoadError> {
     for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
         ids.extend(vocab.id(header, &format!("tokenizer.ggml.{key}"))?);
     }
-    for (id, entry) in vocab.entries.iter().enumerate() {
-        if entry.kind == Kind::Control && ENDS.contains(&entry.text.as_str()) {
-            ids.push(id as u32);
-        }
-    }
+    ids.extend(vocab.ends());
     ids.sort_unstable();
     ids.dedup();
     Ok(ids)
 }
 
 /// A hash over all that decides a text's tokens.
-fn fingerprint(vocab: &Vocab, rules: Rules) -> u64 {
+fn fingerprint(vocab: &Vocab, merges: &[Rule], rules: Rules) -> u64 {
     let mut hasher = FixedState::with_seed(0).build_hasher();
     format!("{rules:?}").hash(&mut hasher);
     for entry in &vocab.entries {
         (entry.kind as u8, &entry.text).hash(&mut hasher);
     }
-    vocab.merges.hash(&mut hasher);
+    merges.hash(&mut hasher);
     hasher.finish()
 }
 

@@ -6,7 +6,8 @@
 //! cover the text without gaps. `safe_cut` names positions at which any text may be cut in two
 //! without changing the words: known text is remembered in such pieces.
 
-use super::classes::{Class, Classes};
+pub(super) use super::classes::Marks;
+use super::classes::{Case, Cases, Class, Classes};
 
 /// A reference pre-tokenizer, by what it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,26 +21,56 @@ pub(super) enum Split {
     Cl100k {
         /// 3 for Llama 3, 1 for Qwen 2.
         numbers_max: usize,
+        /// Letters for Qwen 3.5: `[\p{L}\p{M}]+` in a word, `[^\s\p{L}\p{M}\p{N}]+` outside.
+        marks: Marks,
     },
+    /// `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+`
+    /// `|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*`
+    /// `|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`, for Mistral since Nemo.
+    Tekken,
 }
 
-impl Split {
+/// A pre-tokenizer with its tables of characters.
+#[derive(Debug)]
+pub(super) struct Splitter {
+    split: Split,
+    classes: Classes,
+    /// Of `Split::Tekken` alone.
+    cases: Option<Cases>,
+}
+
+impl Splitter {
+    pub(super) fn new(split: Split) -> Self {
+        let marks = match split {
+            Split::Cl100k { marks, .. } => marks,
+            Split::Gpt2 | Split::SmolLm | Split::Tekken => Marks::AreOther,
+        };
+        Self {
+            split,
+            classes: Classes::new(marks),
+            cases: (split == Split::Tekken).then(Cases::new),
+        }
+    }
+
     /// The end of the word that begins at `begin`, which must lie before the end of `text`.
     #[inline]
-    pub(super) fn word_end(self, classes: &Classes, text: &str, begin: usize) -> usize {
+    pub(super) fn word_end(&self, text: &str, begin: usize) -> usize {
+        let Self { classes, cases, .. } = self;
         let scan = Scan { classes, text };
-        match self {
-            Self::Gpt2 => scan.gpt2(begin),
-            Self::SmolLm => scan.smollm(begin),
-            Self::Cl100k { numbers_max } => scan.cl100k(begin, numbers_max),
+        match (self.split, cases) {
+            (Split::Gpt2, _) => scan.gpt2(begin),
+            (Split::SmolLm, _) => scan.smollm(begin),
+            (Split::Cl100k { numbers_max, .. }, _) => scan.cl100k(begin, numbers_max),
+            (Split::Tekken, Some(cases)) => scan.tekken(begin, cases),
+            (Split::Tekken, None) => unreachable!("made with its cases by `new`"),
         }
     }
 }
 
 /// The first position at or after `from` at which `text` may be cut without changing its words:
 /// between a character that is no white space and a blank. A word has white space only at its
-/// front (or, in the cl100k pattern, line ends at its back, which a blank ends), so such a
-/// position always begins a word, whatever surrounds it, and no pattern looks behind.
+/// front (or, in the cl100k and Tekken patterns, line ends at its back, which a blank ends), so such
+/// a position always begins a word, whatever surrounds it, and no pattern looks behind.
 pub(crate) fn safe_cut(text: &str, from: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let from = from.max(1);
@@ -138,13 +169,75 @@ impl Scan<'_> {
             Class::Space if after == Some(Class::Other) && self.is_blank(begin) => {
                 self.line_ends(self.run(Class::Other, next))
             }
-            Class::Space => {
-                let end = self.run(Class::Space, next);
-                match self.text[begin..end].rfind(['\r', '\n']) {
-                    Some(last) => begin + last + 1,
-                    None => self.spaces(begin, |_| false),
+            Class::Space => self.spaces_to_line_end(begin),
+        }
+    }
+
+    fn tekken(&self, begin: usize, cases: &Cases) -> usize {
+        let Some((class, length)) = self.class(begin) else {
+            return begin;
+        };
+        let next = begin + length;
+        if class != Class::Number
+            && !self.is_line_end(begin)
+            && let Some(end) = self.cased_word(begin, class, cases)
+        {
+            return end;
+        }
+        let line_ends = |at| self.run_of(at, |byte| matches!(byte, b'\r' | b'\n' | b'/'));
+        match class {
+            Class::Letter | Class::Number => next,
+            Class::Other => line_ends(self.run(Class::Other, next)),
+            Class::Space => match self.class(next) {
+                Some((Class::Other, _)) if self.is_blank(begin) => {
+                    line_ends(self.run(Class::Other, next))
                 }
+                _ => self.spaces_to_line_end(begin),
+            },
+        }
+    }
+
+    /// Large letters, then small ones, with one character of another class before them. As the
+    /// pattern's alternatives are tried: with small letters at the end before without, and with
+    /// that character before without.
+    fn cased_word(&self, begin: usize, class: Class, cases: &Cases) -> Option<usize> {
+        let case = |at| cases.at(self.text, at);
+        let (first, length) = case(begin)?;
+        let letters = if class == Class::Letter {
+            begin
+        } else {
+            begin + length
+        };
+        // The first letters, and where the last of those ends that may stand among the small too.
+        let (mut at, mut small_end) = (letters, None);
+        while let Some((found @ (Case::Large | Case::Either), length)) = case(at) {
+            at += length;
+            if found == Case::Either {
+                small_end = Some(at);
             }
+        }
+        if let Some((Case::Small, _)) = case(at) {
+            while let Some((Case::Small | Case::Either, length)) = case(at) {
+                at += length;
+            }
+            return Some(at);
+        }
+        if small_end.is_some() {
+            return small_end;
+        }
+        if first == Case::Either && letters > begin {
+            // A mark: without a character before it, it is a small letter by itself.
+            return Some(letters);
+        }
+        (at > letters).then_some(at)
+    }
+
+    /// `\s*[\r\n]+|\s+(?!\S)|\s+`
+    fn spaces_to_line_end(&self, begin: usize) -> usize {
+        let end = self.run(Class::Space, begin);
+        match self.text[begin..end].rfind(['\r', '\n']) {
+            Some(last) => begin + last + 1,
+            None => self.spaces(begin, |_| false),
         }
     }
 
@@ -172,8 +265,17 @@ impl Scan<'_> {
         at
     }
 
-    fn line_ends(&self, mut at: usize) -> usize {
-        while self.is_line_end(at) {
+    fn line_ends(&self, at: usize) -> usize {
+        self.run_of(at, |byte| matches!(byte, b'\r' | b'\n'))
+    }
+
+    fn run_of(&self, mut at: usize, is_one: impl Fn(u8) -> bool) -> usize {
+        while self
+            .text
+            .as_bytes()
+            .get(at)
+            .is_some_and(|byte| is_one(*byte))
+        {
             at += 1;
         }
         at

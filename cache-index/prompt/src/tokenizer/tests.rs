@@ -6,9 +6,8 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 use unicode_normalization::UnicodeNormalization;
 
-use super::bpe::{Bpe, BpeParts, Scratch, WholeWords};
-use super::classes::Classes;
-use super::split::{Split, safe_cut};
+use super::bpe::{Bpe, BpeParts, NONE, Rule, Scratch, Starts, WholeWords};
+use super::split::{Marks, Split, Splitter, safe_cut};
 
 /// The obvious twin: join the pair of lowest rank, leftmost, until none is left.
 fn merge_slowly(merges: &[(u32, u32, u32)], mut tokens: Vec<u32>) -> Vec<u32> {
@@ -51,21 +50,29 @@ fn merging_equals_its_slow_twin() {
         if round % 2 == 0 {
             merges.shuffle(&mut rng);
         }
-        let mut byte_tokens = [None; 256];
-        (0..4).for_each(|letter| byte_tokens[usize::from(b'a' + letter)] = Some(u32::from(letter)));
+        let mut byte_tokens = [NONE; 256];
+        (0..4).for_each(|letter| byte_tokens[usize::from(b'a' + letter)] = u32::from(letter));
         let entries: Vec<(Vec<u8>, u32)> = tokens
             .iter()
             .enumerate()
             .map(|(id, bytes)| (bytes.clone(), id as u32))
             .collect();
         let whole_words = WholeWords::WhenMerged;
-        let parts = BpeParts {
-            byte_tokens,
-            merges: &merges,
+        let rules: Vec<Rule> = (0..)
+            .zip(&merges)
+            .map(|(rank, &(left, right, token))| Rule {
+                left,
+                right,
+                token,
+                rank,
+            })
+            .collect();
+        let bpe = Bpe::new(BpeParts {
+            starts: Starts::Bytes(byte_tokens),
+            merges: &rules,
             entries: &entries,
             whole_words,
-        };
-        let bpe = Bpe::new(&parts);
+        });
         let mut scratch = Scratch::default();
         for length in [0, 1, 2, 3, 7, 31, 32, 33, 34, 100, 300] {
             // An x has no token: it is dropped.
@@ -88,18 +95,21 @@ fn merging_equals_its_slow_twin() {
 
 #[test]
 fn a_safe_cut_changes_no_word() {
-    let classes = Classes::new();
+    let cl100k = |numbers_max, marks| Split::Cl100k { numbers_max, marks };
     let splits = [
         Split::Gpt2,
         Split::SmolLm,
-        Split::Cl100k { numbers_max: 3 },
-        Split::Cl100k { numbers_max: 1 },
+        cl100k(3, Marks::AreOther),
+        cl100k(1, Marks::AreOther),
+        cl100k(1, Marks::AreLetters),
+        Split::Tekken,
     ];
-    let words = |split: Split, text: &str| {
+    let splitters = splits.map(Splitter::new);
+    let words = |splitter: &Splitter, text: &str| {
         let mut words = Vec::new();
         let mut begin = 0;
         while begin < text.len() {
-            let end = split.word_end(&classes, text, begin);
+            let end = splitter.word_end(text, begin);
             words.push(text[begin..end].to_owned());
             begin = end;
         }
@@ -107,7 +117,7 @@ fn a_safe_cut_changes_no_word() {
     };
     let atoms = [
         " ", "  ", "\n", "\r\n", "\t", "\u{3000}", "a", "Zé", "1", "23", "'s", "'", "!", "...",
-        "日本", "👋", "\u{301}", "e", "\u{1100}", "\u{1161}",
+        "日本", "👋", "\u{301}", "e", "\u{1100}", "\u{1161}", "/", "ʰ", "ǅ",
     ];
     let mut rng = StdRng::seed_from_u64(4);
     let mut cuts = 0;
@@ -122,9 +132,13 @@ fn a_safe_cut_changes_no_word() {
         cuts += 1;
         let (left, right) = text.split_at(cut);
         assert!(!left.is_empty() && right.starts_with(' '));
-        for split in splits {
-            let both = [words(split, left), words(split, right)].concat();
-            assert_eq!(both, words(split, &text), "{split:?} on {text:?} at {cut}");
+        for (split, splitter) in splits.iter().zip(&splitters) {
+            let both = [words(splitter, left), words(splitter, right)].concat();
+            assert_eq!(
+                both,
+                words(splitter, &text),
+                "{split:?} on {text:?} at {cut}"
+            );
         }
         let normal: String = left.nfc().chain(right.nfc()).collect();
         assert_eq!(normal, text.nfc().collect::<String>());

@@ -4,12 +4,29 @@
 use hashbrown::HashMap;
 
 use super::alphabet::Alphabet;
+use super::bpe::Rule;
+use super::sentencepiece;
 use crate::error::LoadError;
 use crate::gguf::{Header, Value};
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TOKEN_TYPES: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
+
+/// Tokens that end a generation, by their text, besides those that the metadata names: the ends
+/// of a turn or a text in published chat models, as llama.cpp keeps them.
+const ENDS: &[&str] = &[
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|end_of_turn|>",
+    "<end_of_turn>",
+    "<|return|>",
+    "</s>",
+];
 
 /// What a token is for, from `tokenizer.ggml.token_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,46 +38,70 @@ pub(super) enum Kind {
     /// Text that is one token wherever it stands (`<tool_call>` in Qwen): no control character,
     /// so it is recognised in users' text too, as in the reference.
     UserDefined,
+    /// A byte that no other token spells; SentencePiece alone has these.
+    Byte,
+}
+
+/// How tokens are spelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// A printable character for each byte (`alphabet`).
+    ByteLevel,
+    /// Text with `▁` for blanks.
+    SentencePiece,
 }
 
 /// One token of the vocabulary.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) kind: Kind,
-    /// As in the file: byte-level spelling for normal tokens, plain text for the others.
+    /// As in the file: spelled for normal tokens and bytes, plain text for the others.
     pub(super) text: String,
     /// What it adds to a text; empty for control tokens.
     pub(super) bytes: Vec<u8>,
-    /// Is `bytes` the byte-level reading of `text`? Only then can merging lead to it.
-    pub(super) is_byte_level: bool,
+    /// Is it an ordinary token in the spelling of its vocabulary? Only then can merging lead to it.
+    pub(super) is_mergeable: bool,
 }
 
-/// Tokens and merges.
+/// The tokens of a model.
 #[derive(Debug)]
 pub(super) struct Vocab {
     pub(super) entries: Vec<Entry>,
-    /// Left, right, result; in order of rank.
-    pub(super) merges: Vec<(u32, u32, u32)>,
+    spelling: Spelling,
 }
 
 impl Vocab {
-    pub(super) fn from_gguf(header: &Header) -> Result<Self, LoadError> {
-        let entries = entries(header)?;
-        let merges = merges(header, &entries)?;
-        Ok(Self { entries, merges })
+    pub(super) fn from_gguf(header: &Header, spelling: Spelling) -> Result<Self, LoadError> {
+        let entries = entries(header, spelling)?;
+        Ok(Self { entries, spelling })
     }
 
     /// Token of each single byte, where the vocabulary has one.
     pub(super) fn byte_tokens(&self) -> [Option<u32>; 256] {
         let mut tokens = [None; 256];
         for (id, entry) in self.entries.iter().enumerate() {
-            if let (Kind::Normal, true, [byte]) =
-                (entry.kind, entry.is_byte_level, entry.bytes.as_slice())
-            {
+            let is_byte = match self.spelling {
+                Spelling::ByteLevel => entry.is_mergeable,
+                Spelling::SentencePiece => entry.kind == Kind::Byte,
+            };
+            if let (true, [byte]) = (is_byte, entry.bytes.as_slice()) {
                 tokens[usize::from(*byte)] = Some(id as u32);
             }
         }
         tokens
+    }
+
+    /// The merges that the file lists, in order of rank.
+    pub(super) fn listed_merges(&self, header: &Header) -> Result<Vec<Rule>, LoadError> {
+        merges(header, &self.entries)
+    }
+
+    /// Control tokens that end a generation by their text.
+    pub(super) fn ends(&self) -> impl Iterator<Item = u32> {
+        let entries = self.entries.iter().enumerate();
+        entries
+            .filter(|(_, entry)| entry.kind == Kind::Control && ENDS.contains(&entry.text.as_str()))
+            .map(|(id, _)| id as u32)
     }
 
     /// A token id from the metadata, checked against the vocabulary.
@@ -78,7 +119,7 @@ impl Vocab {
     }
 }
 
-fn entries(header: &Header) -> Result<Vec<Entry>, LoadError> {
+fn entries(header: &Header, spelling: Spelling) -> Result<Vec<Entry>, LoadError> {
     let tokens = array(header, TOKENS)?;
     let types = array(header, TOKEN_TYPES)?;
     if tokens.is_empty() || tokens.len() != types.len() {
@@ -93,8 +134,11 @@ fn entries(header: &Header) -> Result<Vec<Entry>, LoadError> {
         };
         // llama.cpp's numbers: normal, unknown, control, user-defined, unused, byte.
         let kind = match kind.as_u64() {
+            Some(6) if spelling == Spelling::SentencePiece => Kind::Byte,
             Some(1 | 5 | 6) => Kind::Normal,
             Some(2 | 3) => Kind::Control,
+            // Some files give out an end for a user's token: it would be found in users' text.
+            Some(4) if ENDS.contains(&text) => Kind::Control,
             Some(4) => Kind::UserDefined,
             _ => {
                 return Err(bad(
@@ -103,28 +147,39 @@ fn entries(header: &Header) -> Result<Vec<Entry>, LoadError> {
                 ));
             }
         };
-        entries.push(entry(kind, text, &alphabet));
+        let entry = match spelling {
+            Spelling::ByteLevel => byte_level(kind, text, &alphabet),
+            Spelling::SentencePiece => sentencepiece::entry(kind, text).ok_or_else(|| {
+                bad(
+                    TOKENS,
+                    format!("entry {id} is {text:?}, not <0x00> to <0xFF>"),
+                )
+            })?,
+        };
+        entries.push(entry);
     }
     Ok(entries)
 }
 
-fn entry(kind: Kind, text: &str, alphabet: &Alphabet) -> Entry {
-    let byte_level = match kind {
+fn byte_level(kind: Kind, text: &str, alphabet: &Alphabet) -> Entry {
+    let spelled = match kind {
         Kind::Normal => alphabet.decode(text),
-        Kind::Control => Some(Vec::new()),
-        Kind::UserDefined => None,
+        Kind::Control | Kind::UserDefined | Kind::Byte => None,
     };
-    let is_byte_level = byte_level.is_some();
-    let bytes = byte_level.unwrap_or_else(|| text.as_bytes().to_vec());
+    let is_mergeable = spelled.is_some();
+    let bytes = match kind {
+        Kind::Control => Vec::new(),
+        _ => spelled.unwrap_or_else(|| text.as_bytes().to_vec()),
+    };
     Entry {
         kind,
         text: text.to_owned(),
         bytes,
-        is_byte_level,
+        is_mergeable,
     }
 }
 
-fn merges(header: &Header, entries: &[Entry]) -> Result<Vec<(u32, u32, u32)>, LoadError> {
+fn merges(header: &Header, entries: &[Entry]) -> Result<Vec<Rule>, LoadError> {
     let ids: HashMap<&str, u32> = entries
         .iter()
         .enumerate()
@@ -143,16 +198,22 @@ fn merges(header: &Header, entries: &[Entry]) -> Result<Vec<(u32, u32, u32)>, Lo
         joined.push_str(left);
         joined.push_str(right);
         let found = (ids.get(left), ids.get(right), ids.get(joined.as_str()));
-        let (Some(left_id), Some(right_id), Some(joined_id)) = found else {
+        let (Some(&left), Some(&right), Some(&token)) = found else {
             let why = format!("entry {rank} ({left:?} {right:?}) names a token not in {TOKENS}");
             return Err(bad(MERGES, why));
         };
-        merges.push((*left_id, *right_id, *joined_id));
+        let rank = rank as u32;
+        merges.push(Rule {
+            left,
+            right,
+            token,
+            rank,
+        });
     }
     Ok(merges)
 }
 
-fn array<'a>(header: &'a Header, key: &str) -> Result<&'a [Value], LoadError> {
+pub(super) fn array<'a>(header: &'a Header, key: &str) -> Result<&'a [Value], LoadError> {
     let value = header
         .get(key)
         .ok_or_else(|| bad(key, "is missing".to_owned()))?;

@@ -99,8 +99,8 @@ fn unusable_metadata_is_refused_by_its_key() {
     let strings = |strings: &[&str]| Array(strings.iter().map(|s| Str((*s).to_owned())).collect());
     check(
         "tokenizer.ggml.model",
-        Some(Str("llama".into())),
-        "\"llama\", which is not supported",
+        Some(Str("bert".into())),
+        "\"bert\", which is not supported",
     );
     check("tokenizer.ggml.model", None, "missing");
     check(

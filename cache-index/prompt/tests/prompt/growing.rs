@@ -8,6 +8,7 @@ use rand::{RngExt, SeedableRng};
 use serde_json::{Map, Value as Json, json};
 
 use crate::common::{builder, with_template};
+use crate::sentencepiece::Kind;
 
 fn input<'a>(messages: &'a [Json], tools: Option<&'a Json>) -> ChatInput<'a> {
     ChatInput {
@@ -153,7 +154,7 @@ fn answered(
     let single = |byte: u8| {
         builder
             .tokenizer()
-            .encode_text(&char::from(byte).to_string())
+            .encode_more(&char::from(byte).to_string())
     };
     let mut tokens: Vec<u32> = said.bytes().flat_map(single).collect();
     tokens.extend(builder.tokenizer().eos_ids().first());
@@ -179,7 +180,11 @@ fn a_continued_prompt_is_the_whole_one() {
                 .replace("loop.first and ", ""),
         ),
     ];
-    let models: Vec<&PromptBuilder> = models.iter().chain([builder()]).collect();
+    let pieces: Vec<PromptBuilder> = Kind::ALL
+        .iter()
+        .flat_map(|kind| [KNOWING, BARE].map(|template| kind.builder(template)))
+        .collect();
+    let models: Vec<&PromptBuilder> = models.iter().chain([builder()]).chain(&pieces).collect();
     for (at, model) in models.into_iter().enumerate() {
         for remembers in [false, true] {
             let grown: usize = (0..60).map(|seed| check(model, seed, remembers)).sum();

@@ -14,5 +14,7 @@ mod gguf_file;
 mod golden;
 mod growing;
 mod segments;
+mod sentencepiece;
 mod tokenizer_reference;
 mod tools;
+mod vocabularies;

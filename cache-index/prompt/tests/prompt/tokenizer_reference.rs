@@ -13,6 +13,8 @@ use tokenizers::Normalizer;
 
 const LLAMA_BPE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Ours and the reference, for one value of `tokenizer.ggml.pre`.
 struct Pair {
@@ -84,7 +86,10 @@ fn reference(pre: &str, header: &Header) -> tokenizers::Tokenizer {
         ],
         "gpt-2" => vec![byte_level(true)],
         "llama-bpe" => vec![split(LLAMA_BPE), byte_level(false)],
+        "smaug-bpe" => vec![split(LLAMA_BPE), byte_level(false)],
         "qwen2" => vec![split(QWEN2), byte_level(false)],
+        "qwen35" => vec![split(QWEN35), byte_level(false)],
+        "tekken" => vec![split(TEKKEN), byte_level(false)],
         other => panic!("no reference for {other}"),
     };
     let vocab: serde_json::Map<_, _> = strings(header, "tokenizer.ggml.tokens")
@@ -104,7 +109,7 @@ fn reference(pre: &str, header: &Header) -> tokenizers::Tokenizer {
         "model": {
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": pre == "llama-bpe", "vocab": vocab,
+            "ignore_merges": matches!(pre, "llama-bpe" | "tekken"), "vocab": vocab,
             "merges": strings(header, "tokenizer.ggml.merges"),
         },
     });
@@ -112,10 +117,16 @@ fn reference(pre: &str, header: &Header) -> tokenizers::Tokenizer {
 }
 
 fn pairs() -> Vec<Pair> {
-    ["smollm", "gpt-2", "llama-bpe", "qwen2"]
-        .into_iter()
-        .map(Pair::new)
-        .collect()
+    let ours = [
+        "smollm",
+        "gpt-2",
+        "llama-bpe",
+        "smaug-bpe",
+        "qwen2",
+        "qwen35",
+        "tekken",
+    ];
+    ours.into_iter().map(Pair::new).collect()
 }
 
 /// Pieces that split patterns treat differently, to be strung together at random.
@@ -141,6 +152,14 @@ const ATOMS: &[&str] = &[
     "the",
     "Hello",
     "WORLD",
+    "aB",
+    "XMLHttp",
+    "Ǆ",
+    "\u{301}A",
+    "ʰB",
+    "ُ",
+    "\n/",
+    "/\n",
     "straße",
     "naïve",
     "e\u{301}",
@@ -304,7 +323,7 @@ fn equals_the_reference_on_every_character() {
             if matches!(c, '\u{11de0}'..='\u{11de9}' | '\u{16ff4}'..='\u{16ff6}') {
                 continue;
             }
-            text.extend(['a', c, c, ' ', c, '!', c, '1', ' ', ' ', c]);
+            text.extend(['a', c, c, ' ', c, '!', c, 'A', c, 'B', '1', ' ', ' ', c]);
             // The reference's time grows with the square of a text's words.
             if text.len() > 1_500 {
                 pair.check(&text);
