@@ -54,12 +54,12 @@ fn headers_that_hang_together_are_read_or_refused() {
                 heads,
                 dim,
             ] = fields.map(|field| field % 9);
-            // 8 bits, a scale for 32 dimensions: other widths are refused.
+            // 8 bits, a scale for 16 dimensions: other widths are refused.
             let dim = if dtype == 3 { 8 * dim } else { dim };
             let values = usize::from(dim) * usize::from(block_tokens);
             let tile = match dtype {
                 0 | 2 => 4 * values,
-                3 => 2 * (values + values / 16),
+                3 => 2 * (values + values / 8),
                 _ => 8 * values,
             };
             let payload = tile * usize::from(heads);
@@ -74,7 +74,7 @@ fn headers_that_hang_together_are_read_or_refused() {
             let record = sealed(record);
             check(&record);
             let right = dtype < 4
-                && (dtype != 3 || dim % 32 == 0)
+                && (dtype != 3 || dim % 16 == 0)
                 && order < 2
                 && (1..=block_tokens).contains(&tokens)
                 && layer < layers

@@ -399,11 +399,11 @@ fn a_scale_that_is_not_finite_is_refused() {
     run(&mut model, &prompt, 0, &[block]);
     let mut record = Vec::new();
     model.export_block(block, 0, 16, &mut record);
-    // Two heads of keys and values of 32 dimensions: 16 scales, then 32 × 16 steps, four times.
-    let group = 16 * (2 + 32);
-    assert_eq!(record.len(), HEADER_BYTES + 4 * group + CHECKSUM_BYTES);
+    // Two heads of keys and values of 32 dimensions: 16 scales, then 16 × 16 steps, eight times.
+    let group = 16 * (2 + 16);
+    assert_eq!(record.len(), HEADER_BYTES + 8 * group + CHECKSUM_BYTES);
     let infinite = half::f16::INFINITY.to_le_bytes();
-    for at in (0..4 * group).step_by(2) {
+    for at in (0..8 * group).step_by(2) {
         let forged = forged(&record, HEADER_BYTES + at, &infinite);
         let taken = model.import_block(other, 0, &forged);
         let body = &forged[HEADER_BYTES..forged.len() - CHECKSUM_BYTES];

@@ -1,18 +1,19 @@
 //! In which formats does a pool store keys and values?
 //!
 //! [`KvFormat`] is a format as a type, so that kernels and pools are compiled for each; [`KvDtype`] the
-//! same as a value, for headers, messages and sizes. Floats are stored one by one. In 8 bits, 32
-//! neighbouring dimensions of one token share a scale, so a token's bytes depend on that token alone;
-//! 32 because a key has few very large dimensions, which coarsen those beside them only.
+//! same as a value, for headers, messages and sizes. Floats are stored one by one. In 8 bits, 16
+//! neighbouring dimensions of one token share a scale, so a token's bytes depend on that token alone. A key
+//! has few very large dimensions, which coarsen those they share a scale with: with 32 to a scale the format
+//! costs twice as much accuracy, with 64 four times (docs/MEASUREMENTS.md).
 //!
 //! ```text
 //! floats    keys    dimension by dimension, 16 tokens each     values    token by token
-//! 8 bits    a group of 32 dimensions after the other, each  16 scales (f16), 32 × 16 steps (i8), the
+//! 8 bits    a group of 16 dimensions after the other, each  16 scales (f16), 16 × 16 steps (i8), the
 //!           steps in the same order: of keys dimension by dimension, of values token by token
 //! ```
 
 /// Neighbouring dimensions that share a scale in 8 bits. Heads are multiples of it.
-pub(crate) const GROUP_DIMS: usize = 32;
+pub(crate) const GROUP_DIMS: usize = 16;
 /// Bytes of a scale: an f16. Steps are found with the scale as it is stored, so its rounding costs nothing.
 const SCALE_BYTES: usize = 2;
 /// Bytes of the scales of a group: one for each token of a block.
@@ -29,7 +30,7 @@ pub enum KvDtype {
     F32,
     /// 16-bit floats with the range of 32-bit ones.
     Bf16,
-    /// 8-bit steps, and an f16 scale for 32 of them.
+    /// 8-bit steps, and an f16 scale for 16 of them.
     Int8,
 }
 
@@ -262,16 +263,16 @@ mod tests {
             (KvDtype::F16, 64, 4096),
             (KvDtype::Bf16, 64, 4096),
             (KvDtype::F32, 64, 8192),
-            // 2 × 64 × 16 steps, and 2 × 2 × 16 scales of two bytes.
-            (KvDtype::Int8, 64, 2176),
-            (KvDtype::Int8, 32, 1088),
+            // 2 × 64 × 16 steps, and 2 × 4 × 16 scales of two bytes.
+            (KvDtype::Int8, 64, 2304),
+            (KvDtype::Int8, 32, 1152),
         ];
         for (dtype, head_dim, bytes) in rows {
             assert_eq!(dtype.tile_bytes(head_dim, 16), bytes, "{dtype:?}");
             assert!(dtype.takes(head_dim));
             assert_eq!(KvDtype::named(dtype.as_str()), Some(dtype));
         }
-        assert!(!KvDtype::Int8.takes(48) && KvDtype::F16.takes(48) && !KvDtype::F16.takes(3));
+        assert!(!KvDtype::Int8.takes(40) && KvDtype::F16.takes(40) && !KvDtype::F16.takes(3));
         assert_eq!(KvDtype::named("fp8"), None);
     }
 

@@ -123,7 +123,7 @@ mod tests {
                 let value = &mut bytes[place.value..place.value + dtype.value_bytes()];
                 value.iter_mut().for_each(|count| *count += 1);
                 // A scale has the values of its group.
-                if dimension % 32 == 0 {
+                if dimension % dtype.group_dims(layout.head_dim) == 0 {
                     let scale = &mut bytes[place.scale..place.scale + dtype.scale_bytes()];
                     scale.iter_mut().for_each(|count| *count += 1);
                 }

@@ -281,9 +281,9 @@ mod tests {
         Form::Exact.keep(KvDtype::F16, &exact, &mut kept);
         assert_eq!(kept, exact);
         // A pool in 8 bits has nothing to gain.
-        let steps: Vec<u8> = (0..=255).cycle().take(2176).collect();
-        assert_eq!(Form::Int8.kept_bytes(KvDtype::Int8, 2176), 2176);
-        let (mut kept, mut back) = (vec![0; 2176], vec![0; 2176]);
+        let steps: Vec<u8> = (0..=255).cycle().take(2304).collect();
+        assert_eq!(Form::Int8.kept_bytes(KvDtype::Int8, 2304), 2304);
+        let (mut kept, mut back) = (vec![0; 2304], vec![0; 2304]);
         Form::Int8.keep(KvDtype::Int8, &steps, &mut kept);
         Form::Int8.restore(KvDtype::Int8, &kept, &mut back);
         assert_eq!(back, steps);

@@ -1,7 +1,7 @@
 //! How do kernels read and write what the pool stores?
 //!
 //! [`Stored`] is attention's inner loops and the way into a tile, for each [`KvFormat`]. Floats are widened
-//! as they are read. In 8 bits the steps are, and their scales are applied once for 32 of them: to the sums of
+//! as they are read. In 8 bits the steps are, and their scales are applied once for 16 of them: to the sums of
 //! a group of the keys' dimensions, and to the softmax weights before a group of the values' is added up.
 //! Whatever the format, sums go over dimensions and positions in one order, so no bit depends on tile,
 //! thread or instruction set.
@@ -207,10 +207,13 @@ impl<S: Plain> Stored for S {
 
 /// Rows of bytes that hold the scales of a group: 16 of two bytes.
 const SCALE_ROWS: usize = 2;
-/// Rows of a group of keys: scales, then dimensions. One of values has as many: scales, then two for a token.
-const GROUP_ROWS: usize = SCALE_ROWS + GROUP_DIMS;
-/// Rows of a token's values in a group.
-const TOKEN_ROWS: usize = GROUP_DIMS / LANES;
+/// A group of 16 dimensions and 16 tokens: scales, then of keys a row for each dimension, of values one for each
+/// token.
+type Group = [[u8; LANES]; SCALE_ROWS + LANES];
+const _: () = assert!(
+    GROUP_DIMS == LANES,
+    "a token's part of a group is one vector"
+);
 /// The largest step.
 const STEPS: f32 = 127.0;
 /// Keys and values beyond this are cut: what f16 holds, so that a change of format moves no bound.
@@ -225,7 +228,7 @@ impl Loaded for Int8 {
 
 /// The scales of a group, one for each token.
 #[inline(always)]
-fn scales<I: Isa>(isa: I, group: &[[u8; LANES]; GROUP_ROWS]) -> I::F {
+fn scales<I: Isa>(isa: I, group: &Group) -> I::F {
     let mut halves = [0; LANES];
     let bytes = group[..SCALE_ROWS].as_flattened().as_chunks().0;
     for (half, bytes) in halves.iter_mut().zip(bytes) {
@@ -234,34 +237,26 @@ fn scales<I: Isa>(isa: I, group: &[[u8; LANES]; GROUP_ROWS]) -> I::F {
     isa.load_half(&halves)
 }
 
-/// A token's steps in a group, and the bits of their scale.
+/// A token's steps in a group, whose scale is put in its place.
 #[inline(always)]
-fn quantised<I: Isa>(isa: I, values: &[f32; GROUP_DIMS]) -> ([[i8; LANES]; TOKEN_ROWS], u16) {
-    let parts = values.as_chunks::<LANES>().0;
-    let mut largest = isa.splat(0.0);
-    for part in parts {
-        let part = within(isa, isa.load(part), INT8_MOST);
-        largest = isa.max(largest, isa.abs(part));
-    }
+fn quantised<I: Isa>(
+    isa: I,
+    values: &[f32; LANES],
+    (group, token): (&mut Group, usize),
+) -> [u8; LANES] {
+    let values = within(isa, isa.load(values), INT8_MOST);
+    let largest = isa.largest(isa.abs(values));
     let mut bits = [0; LANES];
-    isa.store_half(isa.splat(isa.largest(largest) / STEPS), &mut bits);
+    isa.store_half(isa.splat(largest / STEPS), &mut bits);
     let scale = f16::from_bits(bits[0]).to_f32();
+    let scales = group[..SCALE_ROWS].as_flattened_mut();
+    scales[2 * token..][..2].copy_from_slice(&bits[0].to_le_bytes());
     // Steps of a scale that was rounded to 0 mean nothing.
     let divisor = isa.splat(if scale > 0.0 { scale } else { f32::MAX });
-    let mut steps = [[0; LANES]; TOKEN_ROWS];
-    for (steps, part) in steps.iter_mut().zip(parts) {
-        let part = within(isa, isa.load(part), INT8_MOST);
-        let part = within(isa, isa.div(part, divisor), STEPS);
-        isa.store_bytes(isa.round(part), steps);
-    }
-    (steps, bits[0])
-}
-
-/// Writes a token's scale.
-#[inline(always)]
-fn put_scale(group: &mut [[u8; LANES]; GROUP_ROWS], token: usize, bits: u16) {
-    let scales = group[..SCALE_ROWS].as_flattened_mut();
-    scales[2 * token..][..2].copy_from_slice(&bits.to_le_bytes());
+    let mut steps = [0; LANES];
+    let nearest = isa.round(within(isa, isa.div(values, divisor), STEPS));
+    isa.store_bytes(nearest, &mut steps);
+    steps.map(|step| step.to_le_bytes()[0])
 }
 
 impl Stored for Int8 {
@@ -272,8 +267,8 @@ impl Stored for Int8 {
         keys: &[Row<Self>],
     ) -> [I::F; N] {
         let mut scores = [isa.splat(0.0); N];
-        let groups = keys.as_chunks::<GROUP_ROWS>().0.iter();
-        for (group, queries) in groups.zip(queries.as_chunks::<GROUP_DIMS>().0) {
+        let groups: &[Group] = keys.as_chunks().0;
+        for (group, queries) in groups.iter().zip(queries.as_chunks::<LANES>().0) {
             let scales = scales(isa, group);
             let sums = products::<Self, I, N>(isa, queries, &group[SCALE_ROWS..]);
             unrolled!(I, vector < N, {
@@ -291,45 +286,35 @@ impl Stored for Int8 {
         chances: &Chances<N>,
         rescale: &[f32; LANES],
     ) {
-        let groups = values.as_chunks::<GROUP_ROWS>().0;
-        for (index, group) in groups.iter().enumerate() {
+        let groups: &[Group] = values.as_chunks().0;
+        for (part, group) in groups.iter().enumerate() {
             let scales = scales(isa, group);
             let mut scaled = [[0.0; LANES]; N];
             unrolled!(I, vector < N, {
                 let chances = isa.mul(isa.load(&chances[vector]), scales);
                 isa.store(chances, &mut scaled[vector]);
             });
-            for part in 0..TOKEN_ROWS {
-                let rows = (&group[SCALE_ROWS + part..], TOKEN_ROWS);
-                let part = TOKEN_ROWS * index + part;
-                add_part::<Self, I, N>(isa, (sums, part), rows, &scaled, rescale);
-            }
+            let rows = (&group[SCALE_ROWS..], 1);
+            add_part::<Self, I, N>(isa, (sums, part), rows, &scaled, rescale);
         }
     }
 
     #[inline(always)]
     fn store_key<I: Isa>(isa: I, key: &[f32], token: usize, keys: &mut [Row<Self>]) {
-        let groups = keys.as_chunks_mut::<GROUP_ROWS>().0.iter_mut();
-        for (group, key) in groups.zip(key.as_chunks::<GROUP_DIMS>().0) {
-            let (steps, scale) = quantised(isa, key);
-            put_scale(group, token, scale);
-            let columns = group[SCALE_ROWS..].iter_mut();
-            for (column, step) in columns.zip(steps.as_flattened()) {
-                column[token] = step.to_le_bytes()[0];
+        let groups: &mut [Group] = keys.as_chunks_mut().0;
+        for (group, key) in groups.iter_mut().zip(key.as_chunks().0) {
+            let steps = quantised(isa, key, (group, token));
+            for (column, step) in group[SCALE_ROWS..].iter_mut().zip(steps) {
+                column[token] = step;
             }
         }
     }
 
     #[inline(always)]
     fn store_value<I: Isa>(isa: I, value: &[f32], token: usize, values: &mut [Row<Self>]) {
-        let groups = values.as_chunks_mut::<GROUP_ROWS>().0.iter_mut();
-        for (group, value) in groups.zip(value.as_chunks::<GROUP_DIMS>().0) {
-            let (steps, scale) = quantised(isa, value);
-            put_scale(group, token, scale);
-            let rows = &mut group[SCALE_ROWS + token * TOKEN_ROWS..];
-            for (row, steps) in rows.iter_mut().zip(steps) {
-                *row = steps.map(|step| step.to_le_bytes()[0]);
-            }
+        let groups: &mut [Group] = values.as_chunks_mut().0;
+        for (group, value) in groups.iter_mut().zip(value.as_chunks().0) {
+            group[SCALE_ROWS + token] = quantised(isa, value, (group, token));
         }
     }
 }

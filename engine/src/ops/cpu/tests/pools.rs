@@ -176,7 +176,7 @@ fn stored_plainly(dtype: layout::KvDtype, values: &[f32]) -> Vec<f32> {
                 };
                 group.iter().map(number).collect()
             };
-            values.chunks(32).flat_map(group).collect()
+            values.chunks(16).flat_map(group).collect()
         }
     }
 }
