@@ -4,6 +4,7 @@
 //! file sees an unchecked value.
 
 mod error;
+mod pool;
 mod shared;
 mod tiers;
 
@@ -24,6 +25,7 @@ use crate::scheduler::pace::Beside;
 use crate::server::auth::NodeToken;
 use crate::server::role::Role;
 pub use error::ConfigError;
+use pool::PoolArgs;
 use shared::SharedArgs;
 use tiers::TierArgs;
 
@@ -88,9 +90,8 @@ struct ServeArgs {
     /// Threads that compute; all cores if not given.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Memory of the KV pool: bytes, or with KiB, MiB, GiB.
-    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
-    kv_memory: u64,
+    #[command(flatten)]
+    pool: PoolArgs,
     #[command(flatten)]
     tiers: TierArgs,
     #[command(flatten)]
@@ -307,6 +308,7 @@ impl ServeArgs {
             let role = args.role.as_str();
             return Err(ConfigError::RoleToken { role });
         }
+        let ops = args.pool.ops(args.ops)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let in_range = |flag, found: usize, most: usize| {
             let allowed = format!("between 1 and {most}");
@@ -322,12 +324,12 @@ impl ServeArgs {
             model: args.model,
             listen,
             threads: in_range("threads", args.threads.unwrap_or(cores), 1024)?,
-            kv_memory_bytes: args.kv_memory,
+            kv_memory_bytes: args.pool.kv_memory,
             kv_host_bytes: args.tiers.kv_host_memory,
             kv_shared: args
                 .shared
                 .config(args.tiers.kv_host_memory, token.as_ref())?,
-            kv_tier_form: args.tiers.form(),
+            kv_tier_form: args.tiers.form(ops.kv_dtype())?,
             kv_disk: args.tiers.disk()?,
             events: args.events,
             replay: args.replay,
@@ -335,10 +337,7 @@ impl ServeArgs {
             token,
             role: args.role,
             kv_listen: kv_listen(&args.kv_listen)?,
-            ops: match args.ops {
-                Ops::Cpu => OpsKind::Cpu,
-                Ops::Reference => OpsKind::Reference,
-            },
+            ops,
             step_tokens: in_range("step-tokens", args.step_tokens, 1 << 20)?,
             beside_decode: args.prefill_beside_decode,
             queue_max: in_range("queue", args.queue, 1024)?,
