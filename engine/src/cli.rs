@@ -5,6 +5,7 @@
 
 mod error;
 mod packed;
+mod pool;
 mod shared;
 mod tiers;
 
@@ -27,6 +28,7 @@ use crate::server::role::Role;
 pub use error::ConfigError;
 pub use packed::PackedWeights;
 use packed::parse_packed;
+use pool::PoolArgs;
 use shared::SharedArgs;
 use tiers::TierArgs;
 
@@ -95,9 +97,8 @@ struct ServeArgs {
     /// Threads that compute; all cores if not given.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Memory of the KV pool: bytes, or with KiB, MiB, GiB.
-    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
-    kv_memory: u64,
+    #[command(flatten)]
+    pool: PoolArgs,
     #[command(flatten)]
     tiers: TierArgs,
     #[command(flatten)]
@@ -316,6 +317,7 @@ impl ServeArgs {
             let role = args.role.as_str();
             return Err(ConfigError::RoleToken { role });
         }
+        let ops = args.pool.ops(args.ops)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let in_range = |flag, found: usize, most: usize| {
             let allowed = format!("between 1 and {most}");
@@ -332,12 +334,12 @@ impl ServeArgs {
             packed_weights: args.packed_weights,
             listen,
             threads: in_range("threads", args.threads.unwrap_or(cores), 1024)?,
-            kv_memory_bytes: args.kv_memory,
+            kv_memory_bytes: args.pool.kv_memory,
             kv_host_bytes: args.tiers.kv_host_memory,
             kv_shared: args
                 .shared
                 .config(args.tiers.kv_host_memory, token.as_ref())?,
-            kv_tier_form: args.tiers.form(),
+            kv_tier_form: args.tiers.form(ops.kv_dtype())?,
             kv_disk: args.tiers.disk()?,
             events: args.events,
             replay: args.replay,
@@ -345,10 +347,7 @@ impl ServeArgs {
             token,
             role: args.role,
             kv_listen: kv_listen(&args.kv_listen)?,
-            ops: match args.ops {
-                Ops::Cpu => OpsKind::Cpu,
-                Ops::Reference => OpsKind::Reference,
-            },
+            ops,
             step_tokens: in_range("step-tokens", args.step_tokens, 1 << 20)?,
             beside_decode: args.prefill_beside_decode,
             queue_max: in_range("queue", args.queue, 1024)?,

@@ -48,7 +48,16 @@ fn config(args: &[&str]) -> Result<Config, String> {
 
 #[test]
 fn refusals_name_the_flag() {
-    let rows: [(&[&str], &str); 9] = [
+    let rows: [(&[&str], &str); 12] = [
+        (&["--kv-dtype", "fp8"], "bf16"),
+        (
+            &["--kv-dtype", "int8", "--ops", "reference"],
+            "--kv-dtype is int8",
+        ),
+        (
+            &["--kv-dtype", "int8", "--kv-tier-form", "int8"],
+            "8 bits already",
+        ),
         (&["--kv-disk", "some/dir"], "--kv-host-memory"),
         (&["--listen", "0.0.0.0:1"], "node token"),
         (&["--listen", "nonsense"], "--listen"),
@@ -66,6 +75,18 @@ fn refusals_name_the_flag() {
         let error = config(args).expect_err("refused");
         assert!(error.contains(expected), "{args:?}: {error}");
     }
+}
+
+#[test]
+fn the_pool_stores_what_was_said() {
+    let ops = |args: &[&str]| config(args).expect("valid").ops;
+    assert_eq!(ops(&[]), OpsKind::Cpu);
+    assert_eq!(ops(&["--kv-dtype", "f16"]), OpsKind::Cpu);
+    assert_eq!(ops(&["--kv-dtype", "bf16"]), OpsKind::CpuBf16);
+    assert_eq!(ops(&["--kv-dtype", "int8"]), OpsKind::CpuInt8);
+    assert_eq!(ops(&["--ops", "reference"]), OpsKind::Reference);
+    let below = config(&["--kv-dtype", "bf16", "--kv-tier-form", "int8"]);
+    assert_eq!(below.expect("valid").kv_tier_form, Form::Int8);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::{ConfigError, DiskConfig, parse_size};
+use crate::kv::layout::KvDtype;
 use crate::kv::store::form::Form;
 
 #[derive(Debug, Args)]
@@ -48,10 +49,16 @@ impl TierArgs {
         Ok(Some(DiskConfig { dir, bytes }))
     }
 
-    pub(super) fn form(&self) -> Form {
-        match self.kv_tier_form {
-            FormFlag::Exact => Form::Exact,
-            FormFlag::Int8 => Form::Int8,
+    /// How blocks of a pool in this format are kept.
+    pub(super) fn form(&self, pool: KvDtype) -> Result<Form, ConfigError> {
+        match (self.kv_tier_form, pool) {
+            (FormFlag::Exact, _) => Ok(Form::Exact),
+            (FormFlag::Int8, KvDtype::F16 | KvDtype::Bf16 | KvDtype::F32) => Ok(Form::Int8),
+            (FormFlag::Int8, KvDtype::Int8) => Err(ConfigError::Value {
+                flag: "kv-tier-form",
+                found: "int8".to_owned(),
+                allowed: "exact beside --kv-dtype int8: blocks are in 8 bits already".to_owned(),
+            }),
         }
     }
 }

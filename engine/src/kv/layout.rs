@@ -13,8 +13,8 @@
 //! ```
 //!
 //! All numbers are little-endian. The payload has, for each head of the range, its tile as the pool
-//! keeps it: the keys of `block_tokens` positions, dimension by dimension, then the values,
-//! position by position. Of a block that is not full, positions from `tokens` on are zeros: what
+//! keeps it ([`format`](KvFormat) says how): the keys of `block_tokens` positions, then the values.
+//! Of a block that is not full, positions from `tokens` on are zeros: what
 //! the pool has there may be another tenant's. The checksum is the first 16 bytes of the BLAKE3
 //! hash of header and payload; it finds damage, not forgery, which is up to the channel.
 //!
@@ -25,9 +25,13 @@
 //! covers the model; a layout only says whether the bytes fit.
 
 mod carry;
+mod format;
+pub(crate) mod tile;
 
-pub use carry::{KvValue, convert_layers};
+pub use carry::convert_layers;
 pub(crate) use carry::{export, import, read_body, read_layers, take_layers, write_body};
+pub(crate) use format::GROUP_DIMS;
+pub use format::{Bf16, Element, F16, F32, Int8, KvDtype, KvFormat};
 
 /// The version of the layout that this build writes, and the only one it reads.
 pub const VERSION: u16 = 1;
@@ -40,25 +44,6 @@ const MAGIC: [u8; 4] = *b"HKVB";
 /// Upper bound of every count in a header: beyond any model, and small enough that the payload's
 /// size cannot overflow.
 const COUNT_MAX: u32 = 1 << 14;
-
-/// The format of stored keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvDtype {
-    /// 16-bit floats.
-    F16,
-    /// 32-bit floats.
-    F32,
-}
-
-impl KvDtype {
-    /// Bytes of one value.
-    pub fn bytes(self) -> usize {
-        match self {
-            KvDtype::F16 => 2,
-            KvDtype::F32 => 4,
-        }
-    }
-}
 
 /// The order in which the dimensions of a stored key follow one another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,7 +112,7 @@ impl BlockLayout {
     }
 
     fn tile_bytes(&self) -> usize {
-        2 * self.head_dim * self.block_tokens * self.dtype.bytes()
+        self.dtype.tile_bytes(self.head_dim, self.block_tokens)
     }
 
     /// Whether its numbers are within the bounds of any pool's.
@@ -143,7 +128,7 @@ impl BlockLayout {
         counts.iter().all(|count| bound.contains(count))
             && self.heads.first < self.kv_heads
             && self.heads.end() <= self.kv_heads
-            && self.head_dim.is_multiple_of(2)
+            && self.dtype.takes(self.head_dim)
     }
 
     /// Whether a pool of layout `own` can take in what one of this layout gives, without losing a bit;
@@ -163,10 +148,17 @@ impl BlockLayout {
                 });
             }
         }
-        if self.dtype.bytes() > own.dtype.bytes() {
+        if !self.dtype.is_within(own.dtype) {
             return Err(LayoutError::Narrower {
                 theirs: self.dtype,
                 ours: own.dtype,
+            });
+        }
+        // Dimensions that share a scale in one order do not in the other.
+        if own.dtype == KvDtype::Int8 && self.key_order != own.key_order {
+            return Err(LayoutError::Order {
+                theirs: self.key_order,
+                ours: own.key_order,
             });
         }
         let heads = self.heads.shared(own.heads);
@@ -265,6 +257,14 @@ pub enum LayoutError {
         /// Here.
         ours: KvDtype,
     },
+    /// Keys in 8 bits, whose dimensions are in another order than this pool's.
+    #[error("the KV record's keys share scales in order {theirs:?}, this node's in {ours:?}")]
+    Order {
+        /// In the record.
+        theirs: KeyOrder,
+        /// Here.
+        ours: KeyOrder,
+    },
     /// A value that attention could not mask.
     #[error("a KV record with values that are not finite")]
     NotFinite,
@@ -320,7 +320,7 @@ fn read_header(header: &[u8; HEADER_BYTES]) -> Result<(BlockLayout, usize, usize
         }
         Err(LayoutError::Field { field, found })
     };
-    let dtype = [KvDtype::F16, KvDtype::F32][within("dtype", header[6].into(), 0, 1)?];
+    let dtype = KvDtype::ALL[within("dtype", header[6].into(), 0, 3)?];
     let order = [KeyOrder::Pairs, KeyOrder::Halves][within("key order", header[7].into(), 0, 1)?];
     let block_tokens = within("block_tokens", u16_at(8).into(), 1, COUNT_MAX)?;
     let tokens = within("tokens", u16_at(10).into(), 1, block_tokens as u32)?;
@@ -330,7 +330,7 @@ fn read_header(header: &[u8; HEADER_BYTES]) -> Result<(BlockLayout, usize, usize
     let first = within("first_head", u32_at(24), 0, kv_heads as u32 - 1)?;
     let count = within("heads", u32_at(28), 1, (kv_heads - first) as u32)?;
     let head_dim = within("head_dim", u32_at(32), 2, COUNT_MAX)?;
-    if !head_dim.is_multiple_of(2) {
+    if !dtype.takes(head_dim) {
         return Err(LayoutError::Field {
             field: "head_dim",
             found: head_dim as u32,
@@ -359,6 +359,8 @@ fn write_header(layout: &BlockLayout, layer: usize, tokens: usize, out: &mut Vec
     let dtype = match layout.dtype {
         KvDtype::F16 => 0,
         KvDtype::F32 => 1,
+        KvDtype::Bf16 => 2,
+        KvDtype::Int8 => 3,
     };
     let order = match layout.key_order {
         KeyOrder::Pairs => 0,

@@ -16,7 +16,7 @@ use super::pass::{Pass, PassOutput, Watch};
 use super::rope::Rope;
 use super::weights::Weights;
 use super::{llama, qwen2, qwen3};
-use crate::kv::layout::{self, BlockLayout, HeadRange, KvValue as _, LayoutError};
+use crate::kv::layout::{self, BlockLayout, HeadRange, KvFormat as _, LayoutError};
 use crate::kv::storage::{BLOCK_TOKENS, BlockId, KvShape, KvStorage};
 use crate::ops::{Ops, Precision, Rotation, SeqInput, sized};
 use crate::parallel::Collectives;
@@ -28,7 +28,7 @@ pub(crate) struct Decoder<O: Ops, C: Collectives> {
     rope: Rope,
     ops: O,
     weights: Weights<O::Matrix>,
-    kv: KvStorage<O::KvValue>,
+    kv: KvStorage<O::Kv>,
     ranks: C,
     scratch: Scratch<O::Input>,
 }
@@ -101,7 +101,7 @@ impl<O: Ops, C: Collectives> Decoder<O, C> {
     /// How this rank's KV blocks look from outside.
     pub(crate) fn block_layout(&self) -> BlockLayout {
         BlockLayout {
-            dtype: O::KvValue::DTYPE,
+            dtype: O::Kv::DTYPE,
             key_order: O::KEY_ORDER,
             block_tokens: BLOCK_TOKENS,
             layers: self.config.layers,

@@ -7,10 +7,11 @@ use super::file::GgufFile;
 use super::part::Part;
 use super::pass::PassCheck;
 use super::{Model, ModelOptions, OpsKind, Variant, weights};
+use crate::kv::layout::{Bf16, F16, Int8};
 use crate::ops::Ops;
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Avx2, Avx512};
-use crate::ops::cpu::{CpuOps, Portable};
+use crate::ops::cpu::{CpuOps, Portable, Stored};
 use crate::ops::reference::ReferenceOps;
 use crate::parallel::{Alone, Collectives, Threads};
 
@@ -80,28 +81,43 @@ impl<'a> Loading<'a> {
         ranks: C,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Model, ModelError> {
-        let threads = self.options.threads;
-        if self.options.ops == OpsKind::Reference {
-            return self.run_on(ReferenceOps::new(threads), ranks, progress);
+        match self.options.ops {
+            OpsKind::Reference => {
+                let ops = ReferenceOps::new(self.options.threads);
+                self.run_on(ops, ranks, progress)
+            }
+            OpsKind::Cpu => self.run_storing::<F16, C>(variant, ranks, progress),
+            OpsKind::CpuBf16 => self.run_storing::<Bf16, C>(variant, ranks, progress),
+            OpsKind::CpuInt8 => self.run_storing::<Int8, C>(variant, ranks, progress),
         }
+    }
+
+    /// On the serving ops, with keys and values in this format.
+    fn run_storing<S: Stored, C: Collectives + 'static>(
+        self,
+        variant: Variant,
+        ranks: C,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Model, ModelError> {
+        let threads = self.options.threads;
         let missing = || ModelError::Variant {
             wanted: variant.as_str(),
         };
         match variant {
             #[cfg(target_arch = "x86_64")]
             Variant::Avx512 => {
-                let ops = CpuOps::<Avx512>::new(threads).ok_or_else(missing)?;
+                let ops = CpuOps::<Avx512, S>::new(threads).ok_or_else(missing)?;
                 self.run_on(ops, ranks, progress)
             }
             #[cfg(target_arch = "x86_64")]
             Variant::Avx2 => {
-                let ops = CpuOps::<Avx2>::new(threads).ok_or_else(missing)?;
+                let ops = CpuOps::<Avx2, S>::new(threads).ok_or_else(missing)?;
                 self.run_on(ops, ranks, progress)
             }
             #[cfg(not(target_arch = "x86_64"))]
             Variant::Avx512 | Variant::Avx2 => Err(missing()),
             Variant::Portable => {
-                let ops = CpuOps::<Portable>::new(threads).ok_or_else(missing)?;
+                let ops = CpuOps::<Portable, S>::new(threads).ok_or_else(missing)?;
                 self.run_on(ops, ranks, progress)
             }
         }

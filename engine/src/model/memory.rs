@@ -7,8 +7,8 @@ use crate::ops::cpu;
 impl Model {
     /// Bytes of KV that one block takes, over all layers.
     pub fn kv_block_bytes(config: &ModelConfig, ops: OpsKind) -> usize {
-        let value_bytes = ops.kv_dtype().bytes();
-        2 * config.layers * config.kv_heads * config.head_dim * BLOCK_TOKENS * value_bytes
+        let tile_bytes = ops.kv_dtype().tile_bytes(config.head_dim, BLOCK_TOKENS);
+        config.layers * config.kv_heads * tile_bytes
     }
 
     /// The most bytes that passes of up to `step_tokens` tokens and `logits_rows` rows of logits

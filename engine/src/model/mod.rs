@@ -51,6 +51,10 @@ pub enum OpsKind {
     Reference,
     /// Quantised kernels for this processor, f16 KV.
     Cpu,
+    /// The same, bf16 KV.
+    CpuBf16,
+    /// The same, KV in 8 bits.
+    CpuInt8,
 }
 
 impl OpsKind {
@@ -59,6 +63,8 @@ impl OpsKind {
         match self {
             Self::Reference => KvDtype::F32,
             Self::Cpu => KvDtype::F16,
+            Self::CpuBf16 => KvDtype::Bf16,
+            Self::CpuInt8 => KvDtype::Int8,
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! [`Ops`] lists them; a model's file reads as a sequence of these calls and is written once.
 //! [`mod@reference`] is plain f32 on dequantised weights, slow and obvious. `cpu` is what serves:
-//! packed quantised weights, int8 activations, f16 KV. Every op of the second is tested against
+//! packed quantised weights, int8 activations, its KV in f16, bf16 or 8 bits. Every op of the second is tested against
 //! its twin in the first.
 //!
 //! The rule that binds every implementation: a row's result is a function of that row and of the
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use prompt::gguf::Dtype;
 
-use crate::kv::layout::{KeyOrder, KvValue};
+use crate::kv::layout::{KeyOrder, KvFormat};
 use crate::kv::storage::{BlockId, KvShape, KvStorage};
 use crate::sys::mmap::Mapping;
 
@@ -160,7 +160,7 @@ pub trait Ops: Send {
     /// Rows as matrix products read them.
     type Input: Send;
     /// What the KV pool stores.
-    type KvValue: KvValue;
+    type Kv: KvFormat;
     /// In which order the dimensions of a stored key follow one another.
     const KEY_ORDER: KeyOrder;
 
@@ -244,7 +244,7 @@ pub trait Ops: Send {
         layer: usize,
         batch: &[SeqInput<'_>],
         keys_values: (&[f32], &[f32]),
-        kv: &mut KvStorage<Self::KvValue>,
+        kv: &mut KvStorage<Self::Kv>,
     );
 
     /// Causal attention of each row's queries over its sequence's keys and values, which include
@@ -254,7 +254,7 @@ pub trait Ops: Send {
         layer: usize,
         batch: &[SeqInput<'_>],
         queries: (&[f32], Heads),
-        kv: &KvStorage<Self::KvValue>,
+        kv: &KvStorage<Self::Kv>,
         out: &mut Self::Input,
     );
 }
@@ -267,10 +267,15 @@ pub(crate) fn sized<T: Clone>(buffer: &mut Vec<T>, len: usize, filler: T) {
 }
 
 /// Where a position's key or value goes: the tile and the slot in it.
-fn slot(shape: KvShape, layer: usize, blocks: &[BlockId], position: usize) -> (usize, usize) {
+fn slot<F: KvFormat>(
+    shape: KvShape,
+    layer: usize,
+    blocks: &[BlockId],
+    position: usize,
+) -> (usize, usize) {
     let block = blocks[position / crate::kv::storage::BLOCK_TOKENS];
     (
-        shape.tile_start(layer, block, 0),
+        shape.tile_start::<F>(layer, block, 0),
         position % crate::kv::storage::BLOCK_TOKENS,
     )
 }

@@ -344,6 +344,7 @@ fn announce(config: &Config, addresses: &Addresses, pool: PoolSize) {
     tracing::info!(
         listening = %addresses.http,
         model = config.model_id,
+        kv_dtype = config.ops.kv_dtype().as_str(),
         kv_blocks = pool.blocks,
         kv_host_blocks = pool.host_blocks,
         max_model_len = pool.max_model_len,

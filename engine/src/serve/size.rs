@@ -81,7 +81,7 @@ impl Fixed {
         step_tokens: usize,
     ) -> Self {
         let bytes = |tensor: &prompt::gguf::TensorInfo| match ops {
-            OpsKind::Cpu => tensor.bytes,
+            OpsKind::Cpu | OpsKind::CpuBf16 | OpsKind::CpuInt8 => tensor.bytes,
             OpsKind::Reference => tensor.dims.iter().product::<u64>() * size_of::<f32>() as u64,
         };
         let tokens = step_tokens.max(RUNNING_MAX);

@@ -15,7 +15,7 @@ use engine::model::{
 use engine::parallel::RankGroup;
 
 use super::tiny::{self, Noise, Tiny};
-use super::{file_of, prompts};
+use super::{POOLS, file_of, prompts};
 
 const LAYERS: usize = 2;
 
@@ -92,26 +92,24 @@ fn imported_blocks_give_the_same_bits() {
     let file = file_of(&Tiny::new(7).to_bytes());
     let mut noise = Noise(61);
     let prompt = prompts(&mut noise, tiny::VOCAB, &[120]).remove(0);
-    let mut source = load(file.path(), OpsKind::Cpu, Variant::Portable, 11);
-    let own = table(&mut noise, 11);
-    run(&mut source, &prompt, 0, &own);
-    for variant in Variant::ALL.into_iter().filter(|v| v.is_available()) {
+    let available = || Variant::ALL.into_iter().filter(|v| v.is_available());
+    for (ops, variant) in POOLS.iter().flat_map(|ops| available().map(|v| (*ops, v))) {
+        let mut source = load(file.path(), ops, Variant::Portable, 11);
+        let own = table(&mut noise, 11);
+        run(&mut source, &prompt, 0, &own);
         for split in [1, 15, 16, 17, 64, 100] {
             let rest = run(&mut source, &prompt[split..], split, &own);
             let records = export(&source, split, &own);
-            let mut target = load(file.path(), OpsKind::Cpu, variant, 29);
+            let mut target = load(file.path(), ops, variant, 29);
             let blocks = table(&mut noise, 29);
             // What an earlier tenant left in the pool.
             run(&mut target, &prompt, 0, &table(&mut noise, 29));
             let heads = import(&mut target, &records, &blocks).expect("the same model");
             assert!(heads.iter().all(|h| *h == HeadRange { first: 0, count: 2 }));
             let found = run(&mut target, &prompt[split..], split, &blocks);
-            assert!(found == rest, "{} after {split}", variant.as_str());
-            assert!(
-                export(&target, split, &blocks) == records,
-                "{} after {split}",
-                variant.as_str()
-            );
+            let what = format!("{ops:?} {} after {split}", variant.as_str());
+            assert!(found == rest, "{what}");
+            assert!(export(&target, split, &blocks) == records, "{what}");
         }
     }
 }
@@ -122,13 +120,15 @@ fn what_is_not_computed_is_not_exported() {
     let file = file_of(&Tiny::new(7).to_bytes());
     let mut noise = Noise(62);
     let prompts = prompts(&mut noise, tiny::VOCAB, &[21, 48]);
-    let mut model = load(file.path(), OpsKind::Cpu, Variant::best(), 8);
-    let blocks = table(&mut noise, 8);
-    run(&mut model, &prompts[0], 0, &blocks);
-    let fresh = export(&model, 21, &blocks);
-    run(&mut model, &prompts[1], 0, &blocks);
-    run(&mut model, &prompts[0], 0, &blocks);
-    assert!(export(&model, 21, &blocks) == fresh);
+    for ops in POOLS {
+        let mut model = load(file.path(), ops, Variant::best(), 8);
+        let blocks = table(&mut noise, 8);
+        run(&mut model, &prompts[0], 0, &blocks);
+        let fresh = export(&model, 21, &blocks);
+        run(&mut model, &prompts[1], 0, &blocks);
+        run(&mut model, &prompts[0], 0, &blocks);
+        assert!(export(&model, 21, &blocks) == fresh, "{ops:?}");
+    }
 }
 
 /// A whole pool's blocks go to two ranks, each of which has one of the heads, and from those back
@@ -138,23 +138,26 @@ fn heads_are_split_and_merged() {
     let file = file_of(&Tiny::new(7).to_bytes());
     let mut noise = Noise(63);
     let prompt = prompts(&mut noise, tiny::VOCAB, &[90]).remove(0);
-    let (mut source, own) = (
-        load(file.path(), OpsKind::Cpu, Variant::best(), 11),
-        table(&mut noise, 11),
-    );
-    run(&mut source, &prompt, 0, &own);
+    for ops in POOLS {
+        split_and_merge(file.path(), ops, &prompt, &mut noise);
+    }
+}
+
+fn split_and_merge(path: &Path, ops: OpsKind, prompt: &[u32], noise: &mut Noise) {
+    let (mut source, own) = (load(path, ops, Variant::best(), 11), table(noise, 11));
+    run(&mut source, prompt, 0, &own);
     let rest = run(&mut source, &prompt[70..], 70, &own);
     let records = export(&source, 70, &own);
 
-    let opened = GgufFile::open(file.path()).expect("the model opens");
+    let opened = GgufFile::open(path).expect("the model opens");
     let options = ModelOptions {
-        ops: OpsKind::Cpu,
+        ops,
         threads: 1,
         kv_blocks: 7,
     };
     let mut ranks = RankGroup::in_process(2, &opened, &options).expect("two ranks");
-    let mut target = load(file.path(), OpsKind::Cpu, Variant::best(), 13);
-    let blocks = table(&mut noise, 13);
+    let mut target = load(path, ops, Variant::best(), 13);
+    let blocks = table(noise, 13);
     let mut parts = Vec::new();
     for (index, rank) in ranks.ranks().enumerate() {
         let part = HeadRange {
@@ -162,7 +165,7 @@ fn heads_are_split_and_merged() {
             count: 1,
         };
         assert_eq!(rank.block_layout().heads, part);
-        let theirs = table(&mut noise, 7);
+        let theirs = table(noise, 7);
         let taken = import(rank, &records, &theirs).expect("some of the heads");
         assert!(taken.iter().all(|heads| *heads == part));
         parts.push(export(rank, 70, &theirs));
@@ -191,9 +194,15 @@ fn bodies_are_converted_as_records_are() {
     let file = file_of(&Tiny::new(7).to_bytes());
     let mut noise = Noise(65);
     let prompt = prompts(&mut noise, tiny::VOCAB, &[48]).remove(0);
-    let mut source = load(file.path(), OpsKind::Cpu, Variant::best(), 5);
-    let own = table(&mut noise, 5);
-    run(&mut source, &prompt, 0, &own);
+    for ops in POOLS {
+        convert_bodies(file.path(), ops, &prompt, &mut noise);
+    }
+}
+
+fn convert_bodies(path: &Path, ops: OpsKind, prompt: &[u32], noise: &mut Noise) {
+    let mut source = load(path, ops, Variant::best(), 5);
+    let own = table(noise, 5);
+    run(&mut source, prompt, 0, &own);
     let records = export(&source, 48, &own);
     let theirs = source.block_layout();
     let check = |target: &mut Model| {
@@ -208,20 +217,15 @@ fn bodies_are_converted_as_records_are() {
         }
         layout
     };
-    let wide = check(&mut load(
-        file.path(),
-        OpsKind::Reference,
-        Variant::best(),
-        4,
-    ));
+    let wide = check(&mut load(path, OpsKind::Reference, Variant::best(), 4));
     let refused = wide.fits_whole(&theirs);
     assert!(
         matches!(refused, Err(LayoutError::Narrower { .. })),
         "{refused:?}"
     );
-    let opened = GgufFile::open(file.path()).expect("the model opens");
+    let opened = GgufFile::open(path).expect("the model opens");
     let options = ModelOptions {
-        ops: OpsKind::Cpu,
+        ops,
         threads: 1,
         kv_blocks: 4,
     };
@@ -242,17 +246,23 @@ fn formats_and_orders_are_converted_where_no_bit_is_lost() {
     let file = file_of(&Tiny::new(7).to_bytes());
     let mut noise = Noise(64);
     let prompt = prompts(&mut noise, tiny::VOCAB, &[80]).remove(0);
-    let own = table(&mut noise, 11);
-    let mut cpu = load(file.path(), OpsKind::Cpu, Variant::best(), 11);
-    let mut plain = load(file.path(), OpsKind::Reference, Variant::best(), 11);
-    run(&mut cpu, &prompt, 0, &own);
-    let expected = run(&mut plain, &prompt, 0, &own)[60 * tiny::VOCAB..].to_vec();
+    for ops in POOLS {
+        widen(file.path(), ops, &prompt, &mut noise);
+    }
+}
+
+fn widen(path: &Path, ops: OpsKind, prompt: &[u32], noise: &mut Noise) {
+    let own = table(noise, 11);
+    let mut cpu = load(path, ops, Variant::best(), 11);
+    let mut plain = load(path, OpsKind::Reference, Variant::best(), 11);
+    run(&mut cpu, prompt, 0, &own);
+    let expected = run(&mut plain, prompt, 0, &own)[60 * tiny::VOCAB..].to_vec();
     let narrow = export(&cpu, 60, &own);
     let wide = export(&plain, 60, &own);
 
-    let mut target = load(file.path(), OpsKind::Reference, Variant::best(), 9);
-    let blocks = table(&mut noise, 9);
-    import(&mut target, &narrow, &blocks).expect("f16 fits f32");
+    let mut target = load(path, OpsKind::Reference, Variant::best(), 9);
+    let blocks = table(noise, 9);
+    import(&mut target, &narrow, &blocks).expect("f32 holds them all");
     let found = run(&mut target, &prompt[60..], 60, &blocks);
     let worst = found
         .iter()
@@ -260,7 +270,7 @@ fn formats_and_orders_are_converted_where_no_bit_is_lost() {
         .map(|(a, b)| (a - b).abs())
         .fold(0.0, f32::max);
     let largest = expected.iter().copied().map(f32::abs).fold(0.0, f32::max);
-    println!("largest difference {worst} of logits up to {largest}");
+    println!("{ops:?}: largest difference {worst} of logits up to {largest}");
     // The serving ops' int8 activations went into these keys and values.
     assert!(worst < 0.05 * largest, "{worst} of {largest}");
 
@@ -270,9 +280,37 @@ fn formats_and_orders_are_converted_where_no_bit_is_lost() {
         cpu.import_block(BlockId(0), 0, &wide[0]),
         Err(LayoutError::Narrower {
             theirs: KvDtype::F32,
-            ours: KvDtype::F16
+            ours: ops.kv_dtype()
         })
     );
+}
+
+/// Pools of different formats do not take each other's blocks: what would be rounded is refused, and both
+/// formats are named.
+#[test]
+fn formats_that_would_round_are_refused_by_name() {
+    let file = file_of(&Tiny::new(7).to_bytes());
+    let mut noise = Noise(66);
+    let prompt = prompts(&mut noise, tiny::VOCAB, &[16]).remove(0);
+    for (from, to) in POOLS.iter().flat_map(|from| POOLS.map(|to| (*from, to))) {
+        let mut source = load(file.path(), from, Variant::best(), 1);
+        let mut target = load(file.path(), to, Variant::best(), 1);
+        run(&mut source, &prompt, 0, &[BlockId(0)]);
+        let records = export(&source, 16, &[BlockId(0)]);
+        let taken = target.import_block(BlockId(0), 0, &records[0]);
+        if from == to {
+            assert!(taken.is_ok(), "{taken:?}");
+            continue;
+        }
+        let (theirs, ours) = (from.kv_dtype(), to.kv_dtype());
+        let refused = LayoutError::Narrower { theirs, ours };
+        let message = refused.to_string();
+        let named = [theirs, ours].map(|dtype| message.contains(&format!("{dtype:?}")));
+        assert_eq!(named, [true; 2], "{message}");
+        assert_eq!(taken, Err(refused.clone()));
+        let fits = source.block_layout().fits_whole(&target.block_layout());
+        assert_eq!(fits, Err(refused));
+    }
 }
 
 /// A record with some bytes overwritten and a checksum that is right again.
@@ -349,4 +387,34 @@ fn hostile_and_foreign_records_are_refused_and_change_nothing() {
         flipped[HEADER_BYTES + noise.below(record.len() - HEADER_BYTES)] ^= 1 << noise.below(8);
         check("flipped", &flipped, "checksum");
     }
+}
+
+/// In 8 bits it is scales that may be no numbers. Would catch one that is not looked at, and a step that is.
+#[test]
+fn a_scale_that_is_not_finite_is_refused() {
+    let file = file_of(&Tiny::new(7).to_bytes());
+    let prompt = prompts(&mut Noise(67), tiny::VOCAB, &[16]).remove(0);
+    let mut model = load(file.path(), OpsKind::CpuInt8, Variant::best(), 2);
+    let (block, other) = (BlockId(0), BlockId(1));
+    run(&mut model, &prompt, 0, &[block]);
+    let mut record = Vec::new();
+    model.export_block(block, 0, 16, &mut record);
+    // Two heads of keys and values of 32 dimensions: 16 scales, then 16 × 16 steps, eight times.
+    let group = 16 * (2 + 16);
+    assert_eq!(record.len(), HEADER_BYTES + 8 * group + CHECKSUM_BYTES);
+    let infinite = half::f16::INFINITY.to_le_bytes();
+    for at in (0..8 * group).step_by(2) {
+        let forged = forged(&record, HEADER_BYTES + at, &infinite);
+        let taken = model.import_block(other, 0, &forged);
+        let body = &forged[HEADER_BYTES..forged.len() - CHECKSUM_BYTES];
+        let whole = [body, body].concat();
+        let taken_raw = model.take_layers(other, 0..LAYERS, &whole);
+        if at % group < 32 {
+            assert_eq!(taken, Err(LayoutError::NotFinite), "at {at}");
+            assert!(!taken_raw, "at {at}");
+        } else {
+            assert!(taken.is_ok() && taken_raw, "at {at}");
+        }
+    }
+    assert_eq!(model.block_layout().dtype, KvDtype::Int8);
 }

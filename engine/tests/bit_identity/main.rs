@@ -43,10 +43,17 @@ fn file_of(bytes: &[u8]) -> tempfile::NamedTempFile {
     file
 }
 
+/// The serving ops with every format that their pool can have.
+const POOLS: [OpsKind; 3] = [OpsKind::Cpu, OpsKind::CpuBf16, OpsKind::CpuInt8];
+
 fn load(path: &Path, variant: Variant, threads: usize) -> Model {
+    load_storing(OpsKind::Cpu, path, variant, threads)
+}
+
+fn load_storing(ops: OpsKind, path: &Path, variant: Variant, threads: usize) -> Model {
     let file = GgufFile::open(path).expect("the model opens");
     let options = ModelOptions {
-        ops: OpsKind::Cpu,
+        ops,
         threads,
         kv_blocks: BLOCKS * SEQUENCES,
     };
@@ -179,18 +186,20 @@ fn no_bit_depends_on_company_chunks_threads_or_variant() {
     let file = file_of(&Tiny::new(7).to_bytes());
     let mut noise = Noise(11);
     let prompts = prompts(&mut noise, tiny::VOCAB, &[1, 17, 100, 270, 600]);
-    let expected = alone(&mut load(file.path(), Variant::Portable, 1), &prompts);
-    let finite = |bits: &u32| f32::from_bits(*bits).is_finite();
-    assert!(expected.iter().flatten().flatten().all(finite));
-    for variant in Variant::ALL
-        .into_iter()
-        .filter(|variant| variant.is_available())
-    {
-        for threads in [1, 2, 3] {
-            println!("{}, {threads} threads", variant.as_str());
-            let mut model = load(file.path(), variant, threads);
+    let mut seen = Vec::new();
+    for ops in POOLS {
+        let mut portable = load_storing(ops, file.path(), Variant::Portable, 1);
+        let expected = alone(&mut portable, &prompts);
+        let finite = |bits: &u32| f32::from_bits(*bits).is_finite();
+        assert!(expected.iter().flatten().flatten().all(finite));
+        let available = Variant::ALL.into_iter().filter(|v| v.is_available());
+        for (variant, threads) in available.flat_map(|v| [1, 2, 3].map(|threads| (v, threads))) {
+            println!("{ops:?}, {}, {threads} threads", variant.as_str());
+            let mut model = load_storing(ops, file.path(), variant, threads);
             check(&mut model, &prompts, &expected, &mut noise);
         }
+        assert!(!seen.contains(&expected), "{ops:?} stores as another does");
+        seen.push(expected);
     }
 }
 
@@ -209,14 +218,16 @@ fn no_bit_depends_on_company_or_chunks_in_the_default_model() {
     );
     let mut noise = Noise(12);
     let prompts = prompts(&mut noise, 49_152, &[5, 33, 290]);
-    let mut expected = None;
     let fast = [Variant::Avx512, Variant::Avx2]
         .into_iter()
         .filter(|v| v.is_available());
-    for (variant, threads) in fast.flat_map(|variant| [(variant, 1), (variant, 2)]) {
-        println!("{}, {threads} threads", variant.as_str());
-        let mut model = load(&path, variant, threads);
-        let expected = expected.get_or_insert_with(|| alone(&mut model, &prompts));
-        check(&mut model, &prompts, expected, &mut noise);
+    for ops in POOLS {
+        let mut expected = None;
+        for (variant, threads) in fast.clone().flat_map(|v| [(v, 1), (v, 2)]) {
+            println!("{ops:?}, {}, {threads} threads", variant.as_str());
+            let mut model = load_storing(ops, &path, variant, threads);
+            let expected = expected.get_or_insert_with(|| alone(&mut model, &prompts));
+            check(&mut model, &prompts, expected, &mut noise);
+        }
     }
 }

@@ -20,14 +20,18 @@ const TRIES: usize = 20;
 fn a_way_through_the_store_to_another_node_changes_no_bit() {
     let Some(twin) = Twin::new() else { return };
     let file = file_of(&Tiny::new(7).to_bytes());
-    let group = |blocks| group(file.path(), OpsKind::Cpu, 1, blocks);
-    let whole = Node::sharing(group(400), (400, 0), None, None);
-    let (expected, _) = play(&whole);
-    whole.end();
-    for form in [Form::Exact, Form::Int8] {
+    for (ops, form) in [
+        (OpsKind::Cpu, Form::Exact),
+        (OpsKind::Cpu, Form::Int8),
+        (OpsKind::CpuInt8, Form::Exact),
+    ] {
+        let group = |blocks| group(file.path(), ops, 1, blocks);
+        let whole = Node::sharing(group(400), (400, 0), None, None);
+        let (expected, _) = play(&whole);
+        whole.end();
         let (answers, damaged) = through_the_store(&twin, form, &|| group(14));
-        assert!(form == Form::Int8 || answers == expected);
-        assert_eq!(damaged, 0, "{form:?}");
+        assert!(form == Form::Int8 || answers == expected, "{ops:?}");
+        assert_eq!(damaged, 0, "{ops:?} {form:?}");
     }
     let objects = std::fs::read_dir(twin.path().join("objects")).expect("a folder");
     assert!(objects.count() > 20, "and much was put");

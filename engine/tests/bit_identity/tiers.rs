@@ -135,8 +135,11 @@ fn a_host_round_trip_changes_no_bit() {
     let file = file_of(&Tiny::new(7).to_bytes());
     for (ops, ranks) in [
         (OpsKind::Cpu, 1),
+        (OpsKind::CpuBf16, 1),
+        (OpsKind::CpuInt8, 1),
         (OpsKind::Reference, 1),
         (OpsKind::Cpu, 2),
+        (OpsKind::CpuInt8, 2),
     ] {
         let whole = Node::start(group(file.path(), ops, ranks, 400), 400, 0, None);
         let (expected, most) = play(&whole);
@@ -163,27 +166,34 @@ fn disk(dir: &Path, ranks: &mut RankGroup) -> Disk {
 #[test]
 fn a_disk_round_trip_changes_no_bit_and_neither_does_a_restart() {
     let file = file_of(&Tiny::new(7).to_bytes());
-    let whole = Node::start(group(file.path(), OpsKind::Cpu, 1, 400), 400, 0, None);
-    let (expected, _) = play(&whole);
-    whole.end();
-    for ranks in [1, 2] {
-        let folder = tempfile::tempdir().expect("a folder");
-        for life in 0..2 {
-            let mut small = group(file.path(), OpsKind::Cpu, ranks, 14);
-            let disk = disk(folder.path(), &mut small);
-            let small = Node::start(small, 14, 14, Some(disk));
-            let (answers, _) = play(&small);
-            if ranks == 1 {
-                assert!(answers == expected, "life {life}");
-            } else {
-                let tokens = |all: &[Vec<(u32, u32)>]| all.concat().len();
-                assert_eq!(tokens(&answers), tokens(&expected));
-            }
-            let tiers = &small.metrics.tiers;
-            assert!(tiers.hit_tokens(Tier::Disk).get() > 0, "the disk was read");
-            assert_eq!((tiers.damaged.get(), tiers.failed.get()), (0, 0));
-            small.end();
+    for ops in [OpsKind::Cpu, OpsKind::CpuInt8] {
+        let whole = Node::start(group(file.path(), ops, 1, 400), 400, 0, None);
+        let (expected, _) = play(&whole);
+        whole.end();
+        for ranks in [1, 2] {
+            on_a_disk(&|| group(file.path(), ops, ranks, 14), ranks, &expected);
         }
+    }
+}
+
+/// Two lives of a node on one disk.
+fn on_a_disk(group: &dyn Fn() -> RankGroup, ranks: usize, expected: &[Vec<(u32, u32)>]) {
+    let folder = tempfile::tempdir().expect("a folder");
+    for life in 0..2 {
+        let mut small = group();
+        let disk = disk(folder.path(), &mut small);
+        let small = Node::start(small, 14, 14, Some(disk));
+        let (answers, _) = play(&small);
+        if ranks == 1 {
+            assert!(answers == expected, "life {life}");
+        } else {
+            let tokens = |all: &[Vec<(u32, u32)>]| all.concat().len();
+            assert_eq!(tokens(&answers), tokens(expected));
+        }
+        let tiers = &small.metrics.tiers;
+        assert!(tiers.hit_tokens(Tier::Disk).get() > 0, "the disk was read");
+        assert_eq!((tiers.damaged.get(), tiers.failed.get()), (0, 0));
+        small.end();
     }
 }
 
@@ -191,7 +201,13 @@ fn a_disk_round_trip_changes_no_bit_and_neither_does_a_restart() {
 #[test]
 fn a_body_is_the_payloads_of_the_records() {
     let file = file_of(&Tiny::new(7).to_bytes());
-    for ops in [OpsKind::Cpu, OpsKind::Reference] {
+    let all = [
+        OpsKind::Cpu,
+        OpsKind::CpuBf16,
+        OpsKind::CpuInt8,
+        OpsKind::Reference,
+    ];
+    for ops in all {
         let mut ranks = group(file.path(), ops, 1, 8);
         let model = ranks.ranks().next().expect("one rank");
         fill(model);

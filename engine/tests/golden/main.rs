@@ -17,8 +17,13 @@ use file::{Golden, Text};
 
 /// The largest difference of a logit, in standard deviations of its row.
 const DELTA_MAX: f64 = 1e-3;
-/// The largest mean Kullback-Leibler divergence, in nats, of the serving ops from the reference.
-const KL_MAX: f64 = 1e-3;
+/// The largest mean Kullback-Leibler divergence, in nats, of the serving ops from the reference, for each
+/// format of their pool.
+const KL_MAX: [(OpsKind, f64); 3] = [
+    (OpsKind::Cpu, 1e-3),
+    (OpsKind::CpuBf16, 1e-3),
+    (OpsKind::CpuInt8, 1.5e-3),
+];
 
 fn model_path() -> PathBuf {
     let default = concat!(
@@ -62,38 +67,40 @@ fn logits_of(model: &mut Model, text: &Text) -> Vec<f32> {
     logits
 }
 
-/// One test for both bounds, because the reference pass over 1,280 positions is most of its time.
+/// One test for all bounds, because the reference pass over 1,280 positions is most of its time.
 #[test]
 fn logits_agree_with_transformers_and_between_op_sets() {
     let golden = Golden::read();
     assert_eq!(golden.positions(), 1280);
-    let (mut reference, mut cpu) = (load(OpsKind::Reference), load(OpsKind::Cpu));
-    let (mut worst, mut agreement) = (0.0f64, Agreement::default());
+    let mut reference = load(OpsKind::Reference);
+    let mut serving = KL_MAX.map(|(ops, _)| (load(ops), Agreement::default()));
+    let mut worst = 0.0f64;
     for text in &golden.texts {
         let expected = logits_of(&mut reference, text);
-        let found = logits_of(&mut cpu, text);
-        let mut text_agreement = Agreement::default();
-        let rows = expected
-            .chunks_exact(golden.vocab)
-            .zip(found.chunks_exact(golden.vocab));
-        for ((expected, found), position) in rows.zip(&text.positions) {
+        let rows = || expected.chunks_exact(golden.vocab);
+        for (expected, position) in rows().zip(&text.positions) {
             worst = worst.max(position.largest_delta(expected, &golden.sampled));
-            text_agreement.add(expected, found);
         }
-        println!("{} tokens: {text_agreement}", text.tokens.len());
-        agreement.merge(&text_agreement);
+        for (model, agreement) in &mut serving {
+            let found = logits_of(model, text);
+            let mut text_agreement = Agreement::default();
+            for (expected, found) in rows().zip(found.chunks_exact(golden.vocab)) {
+                text_agreement.add(expected, found);
+            }
+            println!("{} tokens: {text_agreement}", text.tokens.len());
+            agreement.merge(&text_agreement);
+        }
     }
     println!("reference against transformers: largest delta {worst:.2e} standard deviations");
-    println!("cpu against reference: {agreement}");
     assert!(
         worst <= DELTA_MAX,
         "a logit is {worst:.2e} standard deviations off"
     );
-    assert!(
-        agreement.mean_kl() <= KL_MAX,
-        "mean KL {:.2e}",
-        agreement.mean_kl()
-    );
+    for ((_, agreement), (ops, most)) in serving.iter().zip(KL_MAX) {
+        println!("{ops:?} against reference: {agreement}");
+        let mean = agreement.mean_kl();
+        assert!(mean <= most, "{ops:?}: mean KL {mean:.2e}");
+    }
 }
 
 /// The largest mean divergence, in nats, behind a history that was kept in 8 bits below the pool: of the

@@ -18,9 +18,22 @@ fn tier(node: &Node, name: &str, tier: &str) -> f64 {
 
 #[test]
 fn a_history_that_the_pool_lost_is_served_from_host_memory() {
-    // 43 blocks, and a prompt has about 14.
-    let node = Node::start(&["--kv-memory", "15MiB", "--kv-host-memory", "60MiB"]);
+    let memory = ["--kv-memory", "15MiB", "--kv-host-memory", "60MiB"];
+    serve_from_host_memory(&memory, 368_640.0);
+}
+
+/// Sizes are those of the pool's format, and so are the bytes that go down and come back.
+#[test]
+fn a_history_in_eight_bits_is_served_from_host_memory() {
+    let memory = ["--kv-memory", "8MiB", "--kv-host-memory", "32MiB"];
+    serve_from_host_memory(&[&memory[..], &["--kv-dtype", "int8"]].concat(), 207_360.0);
+}
+
+/// A pool has 43 blocks, and a prompt about 14.
+fn serve_from_host_memory(args: &[&str], block_bytes: f64) {
+    let node = Node::start(args);
     let blocks = |name: &str| node.ready[name].as_u64().expect("a count");
+    assert!((40..50).contains(&blocks("kv_blocks")), "{}", node.ready);
     assert!(blocks("kv_host_blocks") > 3 * blocks("kv_blocks"));
     let first: Vec<_> = (0..8).map(|which| ask(&node, which)).collect();
     assert!(
@@ -37,10 +50,10 @@ fn a_history_that_the_pool_lost_is_served_from_host_memory() {
     assert!(tier(&node, "stored_total", "host") > 40.0);
     let held = tier(&node, "blocks", "host");
     assert!(held > 0.0);
-    assert_eq!(tier(&node, "bytes", "host"), held * 368_640.0);
+    assert_eq!(tier(&node, "bytes", "host"), held * block_bytes);
     let capacity = blocks("kv_host_blocks") as f64;
     assert_eq!(tier(&node, "capacity_blocks", "host"), capacity);
-    // A copy of 360 KiB takes more than a microsecond, and less than computing 16 tokens.
+    // A copy of that takes more than a microsecond, and less than computing 16 tokens.
     let block_s = tier(&node, "block_seconds", "host");
     assert!(block_s > 1e-6 && block_s < 1.0, "{block_s}");
     assert_eq!(tier(&node, "capacity_blocks", "disk"), 0.0);

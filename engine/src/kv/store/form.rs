@@ -5,9 +5,10 @@
 //! values of 16 bits take 18 bytes, of 32 bits 20. What comes back is off by at most half a step, 1/254 of
 //! the largest of its group (of 16-bit values at least 4e-6); `engine/tests/golden` holds what that does to a
 //! model's logits. Answers behind such blocks are not those of a node that keeps them exactly, so it is
-//! never the default, and blocks of one form are none of the other's.
+//! never the default, and blocks of one form are none of the other's. The blocks of a pool that is in 8 bits itself
+//! are kept as they are in both.
 
-use crate::kv::layout::{KvDtype, KvValue};
+use crate::kv::layout::KvDtype;
 
 /// Values that share a scale. A tile's keys and its values are multiples of it.
 const GROUP: usize = 16;
@@ -24,13 +25,30 @@ pub enum Form {
     Int8,
 }
 
+/// What a pool's values are, where they can be kept in fewer bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Float {
+    F16,
+    Bf16,
+    F32,
+}
+
 impl Form {
+    /// What is squeezed; `None` where blocks are kept as they are.
+    fn squeezed(self, dtype: KvDtype) -> Option<Float> {
+        match (self, dtype) {
+            (Self::Exact, _) | (Self::Int8, KvDtype::Int8) => None,
+            (Self::Int8, KvDtype::F16) => Some(Float::F16),
+            (Self::Int8, KvDtype::Bf16) => Some(Float::Bf16),
+            (Self::Int8, KvDtype::F32) => Some(Float::F32),
+        }
+    }
+
     /// Bytes of a block whose body has `body_bytes` in the pool, in values of this format.
     pub fn kept_bytes(self, dtype: KvDtype, body_bytes: usize) -> usize {
-        match self {
-            Self::Exact => body_bytes,
-            Self::Int8 => body_bytes / (GROUP * dtype.bytes()) * (GROUP + dtype.bytes()),
-        }
+        self.squeezed(dtype).map_or(body_bytes, |float| {
+            body_bytes / (GROUP * float.bytes()) * (GROUP + float.bytes())
+        })
     }
 
     /// Tells blocks of this form from others of the same model: a fingerprint of both.
@@ -55,17 +73,17 @@ impl Form {
             self.kept_bytes(dtype, body.len()),
             "bytes of a kept block"
         );
-        if self == Self::Exact {
+        let Some(float) = self.squeezed(dtype) else {
             return to.copy_from_slice(body);
-        }
-        let groups = body.chunks_exact(GROUP * dtype.bytes());
-        for (from, to) in groups.zip(to.chunks_exact_mut(GROUP + dtype.bytes())) {
-            let values = read(dtype, from);
+        };
+        let groups = body.chunks_exact(GROUP * float.bytes());
+        for (from, to) in groups.zip(to.chunks_exact_mut(GROUP + float.bytes())) {
+            let values = read(float, from);
             let largest = values
                 .iter()
                 .fold(0.0_f32, |most, value| most.max(value.abs()));
-            let (scale, steps) = to.split_at_mut(dtype.bytes());
-            let scale = write_scale(dtype, largest / STEPS, scale);
+            let (scale, steps) = to.split_at_mut(float.bytes());
+            let scale = write_scale(float, largest / STEPS, scale);
             for (step, value) in steps.iter_mut().zip(values) {
                 let nearest = if scale > 0.0 {
                     (value / scale).round()
@@ -87,78 +105,79 @@ impl Form {
             self.kept_bytes(dtype, body.len()),
             "bytes of a kept block"
         );
-        if self == Self::Exact {
+        let Some(float) = self.squeezed(dtype) else {
             return body.copy_from_slice(from);
-        }
-        let groups = body.chunks_exact_mut(GROUP * dtype.bytes());
-        for (from, to) in from.chunks_exact(GROUP + dtype.bytes()).zip(groups) {
-            let (scale, steps) = from.split_at(dtype.bytes());
-            let scale = value_at(dtype, scale);
-            for (step, to) in steps.iter().zip(to.chunks_exact_mut(dtype.bytes())) {
+        };
+        let groups = body.chunks_exact_mut(GROUP * float.bytes());
+        for (from, to) in from.chunks_exact(GROUP + float.bytes()).zip(groups) {
+            let (scale, steps) = from.split_at(float.bytes());
+            let scale = value_at(float, scale);
+            for (step, to) in steps.iter().zip(to.chunks_exact_mut(float.bytes())) {
                 let value = f32::from(i8::from_le_bytes([*step])) * scale;
                 // The largest values round up to what their format cannot hold.
-                let most = largest(dtype);
-                write_value(dtype, value.clamp(-most, most), to);
+                let most = largest(float);
+                write_value(float, value.clamp(-most, most), to);
             }
         }
     }
 
     /// Whether what is kept gives finite values alone, whoever wrote it: attention can mask no others.
     pub fn is_finite(self, dtype: KvDtype, kept: &[u8]) -> bool {
-        // Values, or the scales that lie between them.
-        let apart = match self {
-            Self::Exact => dtype.bytes(),
-            Self::Int8 => GROUP + dtype.bytes(),
+        let Some(float) = self.squeezed(dtype) else {
+            return dtype.are_finite(kept);
         };
-        // Without a way out in the middle, so that many are looked at at once.
-        kept.chunks_exact(apart)
-            .fold(true, |finite, value| finite & is_finite_value(dtype, value))
+        // The scales lie between the steps. Without a way out in the middle, so that many are looked at
+        // at once.
+        kept.chunks_exact(GROUP + float.bytes())
+            .fold(true, |all, group| all & value_at(float, group).is_finite())
     }
 }
 
-/// Neither infinite nor not a number.
-fn is_finite_value(dtype: KvDtype, from: &[u8]) -> bool {
-    match dtype {
-        KvDtype::F16 => KvValue::is_finite(u16::from_le_bytes([from[0], from[1]])),
-        KvDtype::F32 => {
-            KvValue::is_finite(f32::from_le_bytes([from[0], from[1], from[2], from[3]]))
+impl Float {
+    fn bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
         }
     }
 }
 
-fn largest(dtype: KvDtype) -> f32 {
-    match dtype {
-        KvDtype::F16 => half::f16::MAX.to_f32(),
-        KvDtype::F32 => f32::MAX,
+fn largest(float: Float) -> f32 {
+    match float {
+        Float::F16 => half::f16::MAX.to_f32(),
+        Float::Bf16 => half::bf16::MAX.to_f32(),
+        Float::F32 => f32::MAX,
     }
 }
 
-fn read(dtype: KvDtype, from: &[u8]) -> [f32; GROUP] {
+fn read(float: Float, from: &[u8]) -> [f32; GROUP] {
     let mut values = [0.0; GROUP];
-    for (value, from) in values.iter_mut().zip(from.chunks_exact(dtype.bytes())) {
-        *value = value_at(dtype, from);
+    for (value, from) in values.iter_mut().zip(from.chunks_exact(float.bytes())) {
+        *value = value_at(float, from);
     }
     values
 }
 
-fn value_at(dtype: KvDtype, from: &[u8]) -> f32 {
-    match dtype {
-        KvDtype::F16 => half::f16::from_le_bytes([from[0], from[1]]).to_f32(),
-        KvDtype::F32 => f32::from_le_bytes([from[0], from[1], from[2], from[3]]),
+fn value_at(float: Float, from: &[u8]) -> f32 {
+    match float {
+        Float::F16 => half::f16::from_le_bytes([from[0], from[1]]).to_f32(),
+        Float::Bf16 => half::bf16::from_le_bytes([from[0], from[1]]).to_f32(),
+        Float::F32 => f32::from_le_bytes([from[0], from[1], from[2], from[3]]),
     }
 }
 
-fn write_value(dtype: KvDtype, value: f32, to: &mut [u8]) {
-    match dtype {
-        KvDtype::F16 => to.copy_from_slice(&half::f16::from_f32(value).to_le_bytes()),
-        KvDtype::F32 => to.copy_from_slice(&value.to_le_bytes()),
+fn write_value(float: Float, value: f32, to: &mut [u8]) {
+    match float {
+        Float::F16 => to.copy_from_slice(&half::f16::from_f32(value).to_le_bytes()),
+        Float::Bf16 => to.copy_from_slice(&half::bf16::from_f32(value).to_le_bytes()),
+        Float::F32 => to.copy_from_slice(&value.to_le_bytes()),
     }
 }
 
 /// Writes a scale, and gives it as it will be read.
-fn write_scale(dtype: KvDtype, scale: f32, to: &mut [u8]) -> f32 {
-    write_value(dtype, scale, to);
-    value_at(dtype, to)
+fn write_scale(float: Float, scale: f32, to: &mut [u8]) -> f32 {
+    write_value(float, scale, to);
+    value_at(float, to)
 }
 
 #[cfg(test)]
@@ -167,17 +186,23 @@ mod tests {
     //! overlap.
     use super::*;
 
-    fn body(dtype: KvDtype, values: &[f32]) -> Vec<u8> {
-        let mut body = vec![0; values.len() * dtype.bytes()];
-        for (value, to) in values.iter().zip(body.chunks_exact_mut(dtype.bytes())) {
-            write_value(dtype, *value, to);
+    const FLOATS: [(KvDtype, Float); 3] = [
+        (KvDtype::F16, Float::F16),
+        (KvDtype::Bf16, Float::Bf16),
+        (KvDtype::F32, Float::F32),
+    ];
+
+    fn body(float: Float, values: &[f32]) -> Vec<u8> {
+        let mut body = vec![0; values.len() * float.bytes()];
+        for (value, to) in values.iter().zip(body.chunks_exact_mut(float.bytes())) {
+            write_value(float, *value, to);
         }
         body
     }
 
     #[test]
     fn what_comes_back_is_near() {
-        for dtype in [KvDtype::F16, KvDtype::F32] {
+        for (dtype, float) in FLOATS {
             let mut state = 7_u64;
             let mut random = || {
                 state = state
@@ -190,15 +215,15 @@ mod tests {
             let values = sizes
                 .iter()
                 .flat_map(|size| [(); GROUP].map(|()| size * random()));
-            let values: Vec<f32> = values.chain([largest(dtype); GROUP]).collect();
-            let exact = body(dtype, &values);
+            let values: Vec<f32> = values.chain([largest(float); GROUP]).collect();
+            let exact = body(float, &values);
             let mut kept = vec![0; Form::Int8.kept_bytes(dtype, exact.len())];
             Form::Int8.keep(dtype, &exact, &mut kept);
             let mut back = vec![1; exact.len()];
             Form::Int8.restore(dtype, &kept, &mut back);
-            let sized = exact.chunks_exact(GROUP * dtype.bytes());
-            for (exact, back) in sized.zip(back.chunks_exact(GROUP * dtype.bytes())) {
-                let (exact, back) = (read(dtype, exact), read(dtype, back));
+            let sized = exact.chunks_exact(GROUP * float.bytes());
+            for (exact, back) in sized.zip(back.chunks_exact(GROUP * float.bytes())) {
+                let (exact, back) = (read(float, exact), read(float, back));
                 let largest = exact
                     .iter()
                     .fold(0.0_f32, |most, value| most.max(value.abs()));
@@ -208,7 +233,13 @@ mod tests {
                 } else {
                     0.0
                 };
-                let near = largest / STEPS * 0.57 + coarse;
+                // The scale is rounded too, and in bf16 so is what comes back, by up to 2^-9.
+                let rounding = if float == Float::Bf16 {
+                    2.0 / 512.0
+                } else {
+                    0.0
+                };
+                let near = largest / STEPS * 0.57 + largest * rounding + coarse;
                 for (exact, back) in exact.iter().zip(back) {
                     assert!(
                         back.is_finite() && (exact - back).abs() <= near,
@@ -221,20 +252,20 @@ mod tests {
 
     #[test]
     fn what_gives_values_that_are_not_finite() {
-        for dtype in [KvDtype::F16, KvDtype::F32] {
+        for (dtype, float) in FLOATS {
             for form in [Form::Exact, Form::Int8] {
-                let mut kept = vec![0; form.kept_bytes(dtype, 4 * GROUP * dtype.bytes())];
-                form.keep(dtype, &body(dtype, &[-3.0; 4 * GROUP]), &mut kept);
+                let mut kept = vec![0; form.kept_bytes(dtype, 4 * GROUP * float.bytes())];
+                form.keep(dtype, &body(float, &[-3.0; 4 * GROUP]), &mut kept);
                 assert!(form.is_finite(dtype, &kept), "{form:?} of {dtype:?}");
                 for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                     let mut kept = kept.clone();
                     let second = kept.len() / 4;
-                    write_value(dtype, wrong, &mut kept[second..][..dtype.bytes()]);
+                    write_value(float, wrong, &mut kept[second..][..float.bytes()]);
                     assert!(!form.is_finite(dtype, &kept), "{form:?} of {dtype:?}");
                 }
                 // Any steps do: it is the scale that counts.
                 if form == Form::Int8 {
-                    kept[dtype.bytes()..][..GROUP].fill(0xff);
+                    kept[float.bytes()..][..GROUP].fill(0xff);
                     assert!(form.is_finite(dtype, &kept), "{dtype:?}");
                 }
             }
@@ -245,10 +276,17 @@ mod tests {
     fn sizes_and_marks() {
         assert_eq!(Form::Int8.kept_bytes(KvDtype::F16, 368_640), 207_360);
         assert_eq!(Form::Int8.kept_bytes(KvDtype::F32, 640), 200);
-        let exact = body(KvDtype::F16, &[1.5; 2 * GROUP]);
+        let exact = body(Float::F16, &[1.5; 2 * GROUP]);
         let mut kept = vec![0; exact.len()];
         Form::Exact.keep(KvDtype::F16, &exact, &mut kept);
         assert_eq!(kept, exact);
+        // A pool in 8 bits has nothing to gain.
+        let steps: Vec<u8> = (0..=255).cycle().take(2304).collect();
+        assert_eq!(Form::Int8.kept_bytes(KvDtype::Int8, 2304), 2304);
+        let (mut kept, mut back) = (vec![0; 2304], vec![0; 2304]);
+        Form::Int8.keep(KvDtype::Int8, &steps, &mut kept);
+        Form::Int8.restore(KvDtype::Int8, &kept, &mut back);
+        assert_eq!(back, steps);
         assert_eq!(Form::Exact.mark([3; 32]), [3; 32]);
         assert_ne!(Form::Int8.mark([3; 32]), [3; 32]);
     }

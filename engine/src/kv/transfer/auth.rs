@@ -90,7 +90,7 @@ impl Identity {
         };
         fits.map_err(|error| {
             refused(format!(
-                "{error}: serve the same model with the same --ops and ranks on both"
+                "{error}: serve the same model with the same --ops, --kv-dtype and ranks on both"
             ))
         })?;
         if theirs.model != hex(&self.model) {

@@ -69,17 +69,13 @@ pub(crate) struct Layout {
 
 impl Layout {
     pub(crate) fn new(layout: &BlockLayout) -> Self {
-        let dtype = match layout.dtype {
-            KvDtype::F16 => "f16",
-            KvDtype::F32 => "f32",
-        };
         let key_order = match layout.key_order {
             KeyOrder::Pairs => "pairs",
             KeyOrder::Halves => "halves",
         };
         Self {
             version: crate::kv::layout::VERSION,
-            dtype: dtype.to_owned(),
+            dtype: layout.dtype.as_str().to_owned(),
             key_order: key_order.to_owned(),
             block_tokens: layout.block_tokens,
             layers: layout.layers,
@@ -94,11 +90,7 @@ impl Layout {
     /// What it says, if a pool can be like that and its blocks have just that many bytes.
     pub(crate) fn read(&self) -> Option<BlockLayout> {
         let layout = BlockLayout {
-            dtype: match &*self.dtype {
-                "f16" => KvDtype::F16,
-                "f32" => KvDtype::F32,
-                _ => return None,
-            },
+            dtype: KvDtype::named(&self.dtype)?,
             key_order: match &*self.key_order {
                 "pairs" => KeyOrder::Pairs,
                 "halves" => KeyOrder::Halves,

@@ -11,8 +11,10 @@
 
 use std::ops::Range;
 
-use super::isa::{Halves, Isa, Kernel, LANES, unrolled};
-use crate::kv::storage::{BLOCK_TOKENS, KvShape};
+use super::isa::{Isa, Kernel, LANES, unrolled};
+use super::stored::{Row, Stored, Sums};
+use crate::kv::layout::KvFormat;
+use crate::kv::storage::{BLOCK_TOKENS, BlockId, KvShape};
 use crate::ops::{Heads, SeqInput};
 
 /// Positions whose weights share one online softmax; a multiple of the block. Two segments on two
@@ -39,12 +41,25 @@ pub(crate) fn tile_sizes<I: Isa>() -> &'static [usize] {
 
 /// Where queries, keys and values are.
 #[derive(Clone, Copy)]
-pub(crate) struct Source<'a> {
+pub(crate) struct Source<'a, S: KvFormat> {
     pub(crate) queries: &'a [f32],
     pub(crate) heads: Heads,
-    pub(crate) kv: &'a [u16],
+    pub(crate) kv: &'a [S::Element],
     pub(crate) shape: KvShape,
     pub(crate) layer: usize,
+}
+
+impl<'a, S: KvFormat> Source<'a, S> {
+    /// Rows of sixteen elements in a cache line.
+    const ROWS_PER_LINE: usize = 64 / size_of::<Row<S>>();
+
+    /// The rows of a tile: the first half keys, the second values.
+    #[inline(always)]
+    fn tile(&self, block: BlockId, head: usize) -> &'a [Row<S>] {
+        let start = self.shape.tile_start::<S>(self.layer, block, head);
+        let stored = &self.kv[start..][..2 * self.shape.half_tile::<S>()];
+        stored.as_chunks().0
+    }
 }
 
 /// Query vectors of one sequence that share a key head. Vectors are counted row by row and within
@@ -106,8 +121,8 @@ pub(crate) struct Partial<'a> {
 }
 
 /// A tile over one segment, left as a partial result: `count` maxima, `count` sums, then values.
-pub(crate) struct AttendSegment<'a> {
-    pub(crate) source: Source<'a>,
+pub(crate) struct AttendSegment<'a, S: KvFormat> {
+    pub(crate) source: Source<'a, S>,
     pub(crate) tile: Tile,
     pub(crate) seq: &'a SeqInput<'a>,
     pub(crate) segment: usize,
@@ -130,7 +145,7 @@ pub(crate) fn partial(stored: &[f32], count: usize) -> Partial<'_> {
     }
 }
 
-impl Kernel for AttendSegment<'_> {
+impl<S: Stored> Kernel for AttendSegment<'_, S> {
     type Output = ();
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
@@ -145,7 +160,7 @@ impl Kernel for AttendSegment<'_> {
     }
 }
 
-impl AttendSegment<'_> {
+impl<S: Stored> AttendSegment<'_, S> {
     #[inline(always)]
     fn store<I: Isa, const N: usize>(self, isa: I) {
         let dim = self.source.heads.dim;
@@ -164,14 +179,14 @@ impl AttendSegment<'_> {
 struct Walk<const N: usize> {
     largest: [f32; LANES],
     weight: [f32; LANES],
-    values: [[[f32; LANES]; DIM_MAX / LANES]; N],
+    values: Sums<N>,
 }
 
 impl<const N: usize> Walk<N> {
     #[inline(always)]
-    fn over<I: Isa>(
+    fn over<I: Isa, S: Stored>(
         isa: I,
-        source: &Source<'_>,
+        source: &Source<'_, S>,
         tile: &Tile,
         seq: &SeqInput<'_>,
         segment: usize,
@@ -189,19 +204,16 @@ impl<const N: usize> Walk<N> {
         let first_block = from / BLOCK_TOKENS;
         let blocks = &seq.blocks[..end.div_ceil(BLOCK_TOKENS)];
         for (index, block) in blocks.iter().enumerate().skip(first_block) {
-            let start = source.shape.tile_start(source.layer, *block, tile.kv_head);
-            let stored = &source.kv[start..][..2 * source.shape.half_tile()];
+            let stored = source.tile(*block, tile.kv_head);
             if let Some(next) = blocks.get(index + 1) {
-                // The next tile is elsewhere: the hardware cannot guess where. A cache line holds
-                // two rows of sixteen.
-                let start = source.shape.tile_start(source.layer, *next, tile.kv_head);
-                let next = &source.kv[start..][..2 * source.shape.half_tile()];
-                for rows in next.as_chunks::<LANES>().0.iter().step_by(2) {
-                    isa.prefetch(rows);
+                // The next tile is elsewhere: the hardware cannot guess where.
+                let next = source.tile(*next, tile.kv_head);
+                for row in next.iter().step_by(Source::<S>::ROWS_PER_LINE) {
+                    isa.prefetch(row);
                 }
             }
-            let (keys, values) = stored.as_chunks::<LANES>().0.split_at(heads.dim);
-            let scores = Self::scores(isa, &queries, keys);
+            let (keys, values) = stored.split_at(stored.len() / 2);
+            let scores = S::scores(isa, &queries, keys);
             let mut chances = [[0.0; LANES]; N];
             let before = walk.largest;
             let mut powers = [isa.splat(0.0); N];
@@ -233,7 +245,7 @@ impl<const N: usize> Walk<N> {
                 weights[vector] =
                     isa.fma(weights[vector], isa.splat(rescale[vector]), powers[vector]);
             });
-            walk.add_values(isa, values, &chances, &rescale);
+            S::add_values(isa, &mut walk.values, values, &chances, &rescale);
         }
         unrolled!(I, vector < N, {
             walk.weight[vector] = isa.sum(weights[vector]);
@@ -243,7 +255,7 @@ impl<const N: usize> Walk<N> {
 
     /// The tile's queries, scaled, with the same dimension of all vectors side by side.
     #[inline(always)]
-    fn gather(source: &Source<'_>, tile: &Tile) -> [[f32; N]; DIM_MAX] {
+    fn gather<S: KvFormat>(source: &Source<'_, S>, tile: &Tile) -> [[f32; N]; DIM_MAX] {
         let dim = source.heads.dim;
         let scale = 1.0 / (dim as f32).sqrt();
         let mut queries = [[0.0; N]; DIM_MAX];
@@ -254,61 +266,6 @@ impl<const N: usize> Walk<N> {
             }
         }
         queries
-    }
-
-    /// Query times key for 16 positions, dimensions in order, even and odd ones apart (one chain
-    /// of dependent additions would leave the units idle in a tile of one row).
-    #[inline(always)]
-    fn scores<I: Isa>(isa: I, queries: &[[f32; N]; DIM_MAX], keys: &[Halves]) -> [I::F; N] {
-        let mut even = [isa.splat(0.0); N];
-        let mut odd = [isa.splat(0.0); N];
-        let pairs = keys
-            .as_chunks::<2>()
-            .0
-            .iter()
-            .zip(queries.as_chunks::<2>().0);
-        for (keys, queries) in pairs {
-            let key = isa.load_half(&keys[0]);
-            unrolled!(I, vector < N, {
-                even[vector] = isa.fma(key, isa.splat(queries[0][vector]), even[vector]);
-            });
-            let key = isa.load_half(&keys[1]);
-            unrolled!(I, vector < N, {
-                odd[vector] = isa.fma(key, isa.splat(queries[1][vector]), odd[vector]);
-            });
-        }
-        unrolled!(I, vector < N, {
-            even[vector] = isa.add(even[vector], odd[vector]);
-        });
-        even
-    }
-
-    /// values = values × rescale + chances × the block's values, positions in order.
-    #[inline(always)]
-    fn add_values<I: Isa>(
-        &mut self,
-        isa: I,
-        stored: &[Halves],
-        chances: &[[f32; LANES]; N],
-        rescale: &[f32; LANES],
-    ) {
-        let parts = stored.len() / BLOCK_TOKENS;
-        for part in 0..parts {
-            let mut sums = [isa.splat(0.0); N];
-            unrolled!(I, vector < N, {
-                let old = isa.load(&self.values[vector][part]);
-                sums[vector] = isa.mul(old, isa.splat(rescale[vector]));
-            });
-            for token in 0..BLOCK_TOKENS {
-                let value = isa.load_half(&stored[token * parts + part]);
-                unrolled!(I, vector < N, {
-                    sums[vector] = isa.fma(value, isa.splat(chances[vector][token]), sums[vector]);
-                });
-            }
-            unrolled!(I, vector < N, {
-                isa.store(sums[vector], &mut self.values[vector][part]);
-            });
-        }
     }
 }
 

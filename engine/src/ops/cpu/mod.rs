@@ -1,7 +1,8 @@
-//! The ops that serve: packed quantised weights, int8 activations, f16 keys and values.
+//! The ops that serve: packed quantised weights, int8 activations, keys and values in 16 or 8 bits.
 //!
 //! [`isa`] says what a processor must offer, and has one file per instruction set; the kernels in
-//! [`product`], [`attention`], [`rows`] and [`positions`] are written once over it. This file cuts
+//! [`product`], [`attention`], [`rows`] and [`positions`] are written once over it, and those that touch
+//! the KV pool once over what it stores ([`stored`]). This file cuts
 //! each op into chunks for the threads. The cut depends on the batch; the result of a row does not.
 
 mod attention;
@@ -11,8 +12,11 @@ mod plan;
 mod positions;
 mod product;
 mod rows;
+mod stored;
 #[cfg(test)]
 mod tests;
+
+use std::marker::PhantomData;
 
 use attention::{Source, Tile};
 
@@ -27,8 +31,9 @@ pub(crate) use isa::Isa;
 pub(crate) use isa::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use isa::{avx2::Avx2, avx512::Avx512};
+pub(crate) use stored::Stored;
 
-use crate::kv::layout::KeyOrder;
+use crate::kv::layout::{F16, KeyOrder};
 use crate::kv::storage::{BLOCK_TOKENS, KvStorage};
 use crate::model::ModelConfig;
 use crate::ops::{
@@ -41,9 +46,10 @@ use crate::sys::pool::Pool;
 /// descheduled leaves the others something to take, few enough that claiming costs nothing.
 const CHUNKS_PER_THREAD: usize = 8;
 
-/// The op set for one instruction set.
-pub(crate) struct CpuOps<I> {
+/// The op set for one instruction set and one format of keys and values.
+pub(crate) struct CpuOps<I, S = F16> {
     isa: I,
+    stored: PhantomData<S>,
     pool: Pool,
     /// Some matrix is not quantised, so rows must keep their floats.
     dense: bool,
@@ -58,11 +64,12 @@ pub(crate) struct CpuOps<I> {
     blocks: Vec<BlockWrite>,
 }
 
-impl<I: Isa> CpuOps<I> {
+impl<I: Isa, S: Stored> CpuOps<I, S> {
     /// The op set on its own threads, if the processor has the instructions.
-    pub(crate) fn new(threads: usize) -> Option<CpuOps<I>> {
+    pub(crate) fn new(threads: usize) -> Option<CpuOps<I, S>> {
         Some(CpuOps {
             isa: I::detect()?,
+            stored: PhantomData,
             pool: Pool::new(threads),
             dense: false,
             normed: Vec::new(),
@@ -151,10 +158,10 @@ pub(crate) fn own_bytes_most(config: &ModelConfig, rows: usize) -> usize {
     plan::bytes_most(config, rows) + size_of::<f32>() * (floats + normed)
 }
 
-impl<I: Isa> Ops for CpuOps<I> {
+impl<I: Isa, S: Stored> Ops for CpuOps<I, S> {
     type Matrix = Packed;
     type Input = Rows;
-    type KvValue = u16;
+    type Kv = S;
     const KEY_ORDER: KeyOrder = KeyOrder::Halves;
 
     fn input(precision: Precision) -> Rows {
@@ -323,13 +330,14 @@ impl<I: Isa> Ops for CpuOps<I> {
         layer: usize,
         batch: &[SeqInput<'_>],
         (keys, values): (&[f32], &[f32]),
-        kv: &mut KvStorage<u16>,
+        kv: &mut KvStorage<S>,
     ) {
         self.plan_blocks(batch);
         let shape = kv.shape();
         let row_len = shape.heads * shape.head_dim;
+        let tiles_len = shape.heads * 2 * shape.half_tile::<S>();
         let (isa, blocks) = (self.isa, &self.blocks);
-        let pool = Disjoint::new(kv.values_mut());
+        let pool = Disjoint::new(kv.elements_mut());
         // Sixteen decoding sequences write one row each: not worth waking anyone.
         let per_chunk = if keys.len() / row_len <= BLOCK_TOKENS {
             blocks.len()
@@ -339,15 +347,15 @@ impl<I: Isa> Ops for CpuOps<I> {
         self.pool.run(blocks.len().div_ceil(per_chunk), &|chunk| {
             for write in blocks.iter().skip(chunk * per_chunk).take(per_chunk) {
                 let block = batch[write.sequence].blocks[write.position / BLOCK_TOKENS];
-                let start = shape.tile_start(layer, block, 0);
+                let start = shape.tile_start::<S>(layer, block, 0);
                 // SAFETY: a block is written by one sequence only, which `Model::forward`
                 // checks, and all of the sequence's rows in it are one entry of the plan.
                 #[expect(unsafe_code, reason = "blocks are apart, which Rust cannot see")]
-                let tiles = unsafe { pool.range(start, shape.heads * 2 * shape.half_tile()) };
+                let tiles = unsafe { pool.range(start, tiles_len) };
                 let rows = write.first_row * row_len..(write.first_row + write.rows) * row_len;
                 let (keys, values) = (&keys[rows.clone()], &values[rows]);
                 let token = write.position % BLOCK_TOKENS;
-                isa.run(StoreBlock {
+                isa.run(StoreBlock::<S> {
                     tiles,
                     shape,
                     keys,
@@ -363,14 +371,14 @@ impl<I: Isa> Ops for CpuOps<I> {
         layer: usize,
         batch: &[SeqInput<'_>],
         (queries, heads): (&[f32], Heads),
-        kv: &KvStorage<u16>,
+        kv: &KvStorage<S>,
         out: &mut Rows,
     ) {
         self.plan_tiles(batch, heads);
         let source = Source {
             queries,
             heads,
-            kv: kv.values(),
+            kv: kv.elements(),
             shape: kv.shape(),
             layer,
         };

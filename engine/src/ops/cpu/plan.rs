@@ -10,6 +10,7 @@ use super::attention::{
     AttendSegment, Merge, SEGMENT, Source, TILE_MAX, Tile, partial_len, tile_sizes,
 };
 use super::isa::Isa;
+use super::stored::Stored;
 use crate::kv::storage::BLOCK_TOKENS;
 use crate::model::ModelConfig;
 use crate::ops::{Heads, SeqInput, sized};
@@ -53,7 +54,7 @@ pub(super) fn bytes_most(config: &ModelConfig, rows: usize) -> usize {
     tiles + blocks + segments + size_of::<f32>() * partials
 }
 
-impl<I: Isa> CpuOps<I> {
+impl<I: Isa, S: Stored> CpuOps<I, S> {
     pub(super) fn plan_blocks(&mut self, batch: &[SeqInput<'_>]) {
         self.blocks.clear();
         let mut first_row = 0;
@@ -105,7 +106,7 @@ impl<I: Isa> CpuOps<I> {
 
     /// Fills `self.floats` with the outputs of the planned tiles, some tiles at a time: first every
     /// segment of them, then the merge of each tile's segments.
-    pub(super) fn attend_tiles(&mut self, batch: &[SeqInput<'_>], source: Source<'_>) {
+    pub(super) fn attend_tiles(&mut self, batch: &[SeqInput<'_>], source: Source<'_, S>) {
         sized(&mut self.floats, source.queries.len(), 0.0);
         let mut done = 0;
         while done < self.tiles.len() {
@@ -143,7 +144,7 @@ impl<I: Isa> CpuOps<I> {
         count
     }
 
-    fn attend_segments(&mut self, batch: &[SeqInput<'_>], source: Source<'_>) {
+    fn attend_segments(&mut self, batch: &[SeqInput<'_>], source: Source<'_, S>) {
         let CpuOps {
             isa,
             pool,

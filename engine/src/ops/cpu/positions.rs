@@ -1,12 +1,10 @@
 //! Rope, and the way of keys and values into the pool.
 
 use super::isa::{Isa, Kernel, LANES};
-use crate::kv::storage::{BLOCK_TOKENS, KvShape};
+use super::stored::Stored;
+use crate::kv::layout::KvFormat;
+use crate::kv::storage::KvShape;
 use crate::ops::Rotation;
-
-/// The largest finite f16: what is stored must stay finite, because masked positions are
-/// multiplied by 0 and not skipped.
-const HALF_MAX: f32 = 65_504.0;
 
 /// Turns the heads of some rows. Rows are packed so that a pair's sides are half a head apart.
 pub(crate) struct Rotate<'a> {
@@ -42,9 +40,9 @@ impl Kernel for Rotate<'_> {
 }
 
 /// Writes the keys and values of consecutive positions inside one block.
-pub(crate) struct StoreBlock<'a> {
+pub(crate) struct StoreBlock<'a, S: KvFormat> {
     /// The block's tiles of one layer, head after head.
-    pub(crate) tiles: &'a mut [u16],
+    pub(crate) tiles: &'a mut [S::Element],
     pub(crate) shape: KvShape,
     /// Rows of all heads, one per position.
     pub(crate) keys: &'a [f32],
@@ -53,11 +51,11 @@ pub(crate) struct StoreBlock<'a> {
     pub(crate) token: usize,
 }
 
-impl Kernel for StoreBlock<'_> {
+impl<S: Stored> Kernel for StoreBlock<'_, S> {
     type Output = ();
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let (dim, half_tile) = (self.shape.head_dim, self.shape.half_tile());
+        let (dim, half_tile) = (self.shape.head_dim, self.shape.half_tile::<S>());
         let row_len = self.shape.heads * dim;
         let rows = self
             .keys
@@ -66,26 +64,11 @@ impl Kernel for StoreBlock<'_> {
         for (index, (keys, values)) in rows.enumerate() {
             let token = self.token + index;
             let heads = keys.chunks_exact(dim).zip(values.chunks_exact(dim));
-            for (tile, (keys, values)) in self.tiles.chunks_exact_mut(2 * half_tile).zip(heads) {
-                let (key_tile, value_tile) = tile.split_at_mut(half_tile);
-                let mut columns = key_tile.as_chunks_mut::<BLOCK_TOKENS>().0.iter_mut();
-                for keys in keys.as_chunks::<LANES>().0 {
-                    let mut halves = [0; LANES];
-                    isa.store_half(finite(isa, isa.load(keys)), &mut halves);
-                    for (half, column) in halves.iter().zip(&mut columns) {
-                        column[token] = *half;
-                    }
-                }
-                let row = value_tile[token * dim..][..dim].as_chunks_mut::<LANES>().0;
-                for (out, values) in row.iter_mut().zip(values.as_chunks::<LANES>().0) {
-                    isa.store_half(finite(isa, isa.load(values)), out);
-                }
+            for (tile, (key, value)) in self.tiles.chunks_exact_mut(2 * half_tile).zip(heads) {
+                let (keys, values) = tile.split_at_mut(half_tile);
+                S::store_key(isa, key, token, keys.as_chunks_mut().0);
+                S::store_value(isa, value, token, values.as_chunks_mut().0);
             }
         }
     }
-}
-
-#[inline(always)]
-fn finite<I: Isa>(isa: I, value: I::F) -> I::F {
-    isa.min(isa.max(value, isa.splat(-HALF_MAX)), isa.splat(HALF_MAX))
 }

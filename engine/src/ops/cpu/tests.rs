@@ -10,7 +10,6 @@ use prompt::gguf::Dtype;
 use super::isa::{Isa, Kernel, LANES};
 use super::rows::{PANEL, Rows};
 use super::*;
-use crate::kv::storage::{BlockId, KvShape};
 use crate::ops::reference::ReferenceOps;
 use crate::ops::reference::dequant::values_together;
 use noise::Noise;
@@ -41,10 +40,11 @@ macro_rules! on_each_variant {
     }};
 }
 
-// After the macro, which it uses.
+// After the macro, which they use.
+mod pools;
 mod shards;
 
-impl<I: Isa> CpuOps<I> {
+impl<I: Isa, S: Stored> CpuOps<I, S> {
     /// Lends the op set and these rows, quantised and with their floats kept.
     fn quantise_rows(
         &mut self,
@@ -62,6 +62,10 @@ impl<I: Isa> CpuOps<I> {
 }
 
 fn ops<I: Isa>(name: &str) -> Option<CpuOps<I>> {
+    ops_storing::<I, F16>(name)
+}
+
+fn ops_storing<I: Isa, S: Stored>(name: &str) -> Option<CpuOps<I, S>> {
     let ops = CpuOps::new(2);
     if ops.is_none() {
         println!("{name}: not on this processor");
@@ -148,7 +152,10 @@ fn check_product<I: Isa>(
     (precision, input): (Precision, &[f32]),
     tensor: &Tensor<'_>,
 ) {
-    let (mut plain, mut portable) = (ReferenceOps::new(1), CpuOps::<Portable>::new(1).unwrap());
+    let (mut plain, mut portable) = (
+        ReferenceOps::new(1),
+        CpuOps::<Portable, F16>::new(1).unwrap(),
+    );
     let cols = tensor.cols;
     let mut expected = vec![1.0; input.len() / cols * tensor.rows];
     let (mut found, mut same) = (expected.clone(), expected.clone());
@@ -272,101 +279,6 @@ fn gates_equal_the_reference_up_to_a_quant() {
         }
     }
     on_each_variant!(check);
-}
-
-/// One batch through rope, store and attend in both sets. Would catch a wrong mask, window, tile, segment
-/// border, block address, head group or scale.
-#[test]
-fn attention_equals_the_reference() {
-    fn check<I: Isa>(name: &str) {
-        let Some(mut ops) = ops::<I>(name) else {
-            return;
-        };
-        for (heads, kv_heads, dim, lens) in [
-            (9, 3, 64, vec![1, 40, 17]),
-            (2, 2, 32, vec![530]),
-            (8, 1, 96, vec![300, 5]),
-            (14, 1, 32, vec![20, 260]),
-        ] {
-            for window in [usize::MAX, 1, 30, 270] {
-                let heads = Heads {
-                    heads,
-                    kv_heads,
-                    dim,
-                    window,
-                };
-                let (found, expected) = attend_both(&mut ops, heads, &lens);
-                let what = format!("{name} {heads:?} {lens:?}");
-                // Outputs stay below 1; an int8 step of at most 1/127, half of it.
-                assert_close(&what, &found, &expected, 0.005);
-            }
-        }
-    }
-    on_each_variant!(check);
-}
-
-/// Runs sequences of these lengths, in two calls each, and returns the outputs of the second.
-fn attend_both<I: Isa>(ops: &mut CpuOps<I>, heads: Heads, lens: &[usize]) -> (Vec<f32>, Vec<f32>) {
-    let mut plain = ReferenceOps::new(2);
-    let mut noise = Noise(5);
-    let blocks_each = lens.iter().max().unwrap().div_ceil(BLOCK_TOKENS) + 1;
-    let shape = KvShape {
-        blocks: blocks_each * lens.len(),
-        heads: heads.kv_heads,
-        head_dim: heads.dim,
-    };
-    let (mut kv, mut plain_kv) = (
-        KvStorage::<u16>::new(2, shape),
-        KvStorage::<f32>::new(2, shape),
-    );
-    let tables: Vec<Vec<BlockId>> = (0..lens.len())
-        .map(|seq| {
-            (0..blocks_each)
-                .rev()
-                .map(|b| BlockId((b * lens.len() + seq) as u32))
-                .collect()
-        })
-        .collect();
-    let mut results = (Vec::new(), Vec::new());
-    let halves = lens.iter().map(|len| len / 2);
-    for (starts, ends) in [
-        (vec![0; lens.len()], halves.clone().collect::<Vec<_>>()),
-        (halves.collect(), lens.to_vec()),
-    ] {
-        let tokens: Vec<Vec<u32>> = starts
-            .iter()
-            .zip(&ends)
-            .map(|(s, e)| vec![0; e - s])
-            .collect();
-        let batch: Vec<SeqInput<'_>> = tokens
-            .iter()
-            .zip(&starts)
-            .zip(&tables)
-            .filter(|((tokens, _), _)| !tokens.is_empty())
-            .map(|((tokens, start), blocks)| SeqInput {
-                tokens,
-                start: *start,
-                blocks,
-                logits_last: 0,
-            })
-            .collect();
-        let rows: usize = tokens.iter().map(Vec::len).sum();
-        let queries: Vec<f32> = noise
-            .floats(rows * heads.heads * heads.dim)
-            .iter()
-            .map(|q| 4.0 * q)
-            .collect();
-        let half = |_| noise.half().to_f32();
-        let keys: Vec<f32> = (0..rows * heads.kv_heads * heads.dim).map(half).collect();
-        let values: Vec<f32> = keys.iter().rev().copied().collect();
-        ops.store(1, &batch, (&keys, &values), &mut kv);
-        plain.store(1, &batch, (&keys, &values), &mut plain_kv);
-        let mut found = Rows::new(Precision::Coarse);
-        ops.attend(1, &batch, (&queries, heads), &kv, &mut found);
-        plain.attend(1, &batch, (&queries, heads), &plain_kv, &mut results.1);
-        results.0 = numbers(&found);
-    }
-    results
 }
 
 /// Rope on reordered rows against rope on the file's order. Would catch a wrong pair or sign.

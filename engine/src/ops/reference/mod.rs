@@ -8,7 +8,7 @@ pub(crate) mod dequant;
 
 use std::ops::Range;
 
-use crate::kv::layout::KeyOrder;
+use crate::kv::layout::{F32, KeyOrder};
 use crate::kv::storage::{BLOCK_TOKENS, KvStorage};
 use crate::ops::{Heads, Ops, Pairs, Precision, Rotation, RowOrder, SeqInput, Tensor, slot};
 use crate::sys::pool::Pool;
@@ -48,7 +48,7 @@ impl Dense {
 impl Ops for ReferenceOps {
     type Matrix = Dense;
     type Input = Vec<f32>;
-    type KvValue = f32;
+    type Kv = F32;
     const KEY_ORDER: KeyOrder = KeyOrder::Pairs;
 
     fn input(_precision: Precision) -> Vec<f32> {
@@ -174,7 +174,7 @@ impl Ops for ReferenceOps {
         layer: usize,
         batch: &[SeqInput<'_>],
         (keys, values): (&[f32], &[f32]),
-        kv: &mut KvStorage<f32>,
+        kv: &mut KvStorage<F32>,
     ) {
         let shape = kv.shape();
         let row_len = shape.heads * shape.head_dim;
@@ -183,13 +183,14 @@ impl Ops for ReferenceOps {
             .iter()
             .flat_map(|seq| (0..seq.tokens.len()).map(move |index| (seq, seq.start + index)));
         for ((seq, position), (key_row, value_row)) in positions.zip(&mut rows) {
-            let (tiles, token) = slot(shape, layer, seq.blocks, position);
+            let (tiles, token) = slot::<F32>(shape, layer, seq.blocks, position);
             for head in 0..shape.heads {
-                let tile = &mut kv.values_mut()[tiles + head * 2 * shape.half_tile()..];
+                let tile = &mut kv.elements_mut()[tiles + head * 2 * shape.half_tile::<F32>()..];
                 for dim in 0..shape.head_dim {
                     let index = head * shape.head_dim + dim;
                     tile[dim * BLOCK_TOKENS + token] = key_row[index];
-                    tile[shape.half_tile() + token * shape.head_dim + dim] = value_row[index];
+                    tile[shape.half_tile::<F32>() + token * shape.head_dim + dim] =
+                        value_row[index];
                 }
             }
         }
@@ -200,7 +201,7 @@ impl Ops for ReferenceOps {
         layer: usize,
         batch: &[SeqInput<'_>],
         (queries, heads): (&[f32], Heads),
-        kv: &KvStorage<f32>,
+        kv: &KvStorage<F32>,
         out: &mut Vec<f32>,
     ) {
         out.clear();
@@ -225,7 +226,7 @@ impl Ops for ReferenceOps {
 /// One query over the positions that it sees: scores, softmax, weighted sum of values.
 fn attend_head(
     query: &[f32],
-    kv: &KvStorage<f32>,
+    kv: &KvStorage<F32>,
     (layer, kv_head): (usize, usize),
     (seq, seen): (&SeqInput<'_>, Range<usize>),
     out: &mut [f32],
@@ -233,9 +234,9 @@ fn attend_head(
     let shape = kv.shape();
     let scale = 1.0 / (query.len() as f32).sqrt();
     let tile = |past: usize| {
-        let (tiles, token) = slot(shape, layer, seq.blocks, past);
+        let (tiles, token) = slot::<F32>(shape, layer, seq.blocks, past);
         (
-            &kv.values()[tiles + kv_head * 2 * shape.half_tile()..],
+            &kv.elements()[tiles + kv_head * 2 * shape.half_tile::<F32>()..],
             token,
         )
     };
@@ -257,7 +258,7 @@ fn attend_head(
     let total: f32 = weights.iter().sum();
     for (past, weight) in seen.zip(&weights) {
         let (tile, token) = tile(past);
-        let values = &tile[shape.half_tile() + token * shape.head_dim..][..shape.head_dim];
+        let values = &tile[shape.half_tile::<F32>() + token * shape.head_dim..][..shape.head_dim];
         for (out, value) in out.iter_mut().zip(values) {
             *out += weight / total * value;
         }

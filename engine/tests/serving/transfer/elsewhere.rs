@@ -118,3 +118,36 @@ fn blocks_are_widened_for_other_ops_and_never_narrowed() {
     let (status, code, _) = second.error();
     assert_eq!((status, &*code), (503, "kv_transfer_failed"));
 }
+
+/// Pools in 8 bits hand over what they have, in fewer bytes, and the answer is what one node would have given. A
+/// pool in 16 bits does not take it, and computes instead.
+#[test]
+fn pools_in_eight_bits_hand_over_to_each_other_alone() {
+    let int8 = ["--kv-dtype", "int8"];
+    let pair = Pair::start(&int8, &int8);
+    let mixed = Node::start_with(&int8, Some(TOKEN));
+    for way in [Way::Tcp, Way::Shared] {
+        let fields = json!({"cache_salt": format!("{way:?}")});
+        let body = asked(prompt("eight bits", 300), fields);
+        let expected = mixed.post(CHAT, &body).json();
+        let only = json!({"remote_endpoints": [pair.endpoint(way)], "on_failure": "error"});
+        let (_, second) = pair.both(&body, &only);
+        assert_eq!(second.status, 200, "{}", second.text());
+        let second = second.json();
+        assert_eq!(second["choices"], expected["choices"], "{way:?}");
+        assert_eq!(second["usage"], expected["usage"], "{way:?}");
+    }
+    let received = "homing:kv_transfer_received_bytes_total";
+    let blocks = pair.decode.metric(received) / 207_360.0;
+    assert!(blocks > 30.0 && blocks.fract() == 0.0, "{blocks} blocks");
+    pair.at_rest();
+
+    let pair = Pair::of(pair.prefill, Node::start_with(&[], Some(TOKEN)));
+    let body = asked(prompt("sixteen bits", 100), json!({}));
+    let (_, second) = pair.both(&body, &json!({}));
+    assert_eq!(second.status, 200, "computed here: {}", second.text());
+    assert_eq!(pair.decode.metric(FAILED), 1.0);
+    let (_, second) = pair.both(&body, &json!({"on_failure": "error"}));
+    let (status, code, _) = second.error();
+    assert_eq!((status, &*code), (503, "kv_transfer_failed"));
+}
