@@ -15,7 +15,7 @@ pub enum PackedWeights {
 
 impl PackedWeights {
     /// Tells the file where its packed weights are kept.
-    pub(crate) fn apply(&self, file: &mut crate::model::GgufFile) {
+    pub(crate) fn apply(&self, file: &mut crate::model::ModelFile) {
         match self {
             Self::Beside => file.keep_packed(None),
             Self::Off => {}

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use super::file::GgufFile;
+use super::file::ModelFile;
 use super::packed::{self, Key, PackedFile, Unusable};
 use super::part::Part;
 use crate::ops::PartBytes;
@@ -21,7 +21,7 @@ pub(super) struct Packing {
 
 impl Packing {
     /// None if packed weights of this file are not to be kept.
-    pub(super) fn of(file: &GgufFile, layout: u32, part: &Part) -> Option<Packing> {
+    pub(super) fn of(file: &ModelFile, layout: u32, part: &Part) -> Option<Packing> {
         let mut path = file.packed()?.as_os_str().to_owned();
         let rank = part.rank();
         if rank.count() > 1 {
@@ -68,12 +68,21 @@ impl Packing {
     }
 }
 
-/// Length and time of change of a file.
-fn written(path: &Path) -> Option<[u8; 24]> {
-    let metadata = fs::metadata(path).ok()?;
-    let time = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-    let mut bytes = [0; 24];
-    bytes[..8].copy_from_slice(&metadata.len().to_le_bytes());
-    bytes[8..].copy_from_slice(&time.as_nanos().to_le_bytes());
+/// Lengths and times of change of a model's files.
+fn written(path: &Path) -> Option<Vec<u8>> {
+    let mut files = vec![path.to_owned()];
+    if path.is_dir() {
+        let entries = fs::read_dir(path).ok()?.flatten();
+        let weights = |path: &PathBuf| path.extension().is_some_and(|e| e == "safetensors");
+        files = entries.map(|entry| entry.path()).filter(weights).collect();
+        files.sort_unstable();
+    }
+    let mut bytes = Vec::new();
+    for file in files {
+        let metadata = fs::metadata(file).ok()?;
+        let time = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        bytes.extend_from_slice(&metadata.len().to_le_bytes());
+        bytes.extend_from_slice(&time.as_nanos().to_le_bytes());
+    }
     Some(bytes)
 }

@@ -1,6 +1,6 @@
 //! How does a node start, and how does it end?
 //!
-//! Start: read the file's header → size the pool, or refuse → bind every address → serve `/health`
+//! Start: fetch the model, if it is one of the hub → read the header → size the pool, or refuse → bind every address → serve `/health`
 //! (503) while the weights load → start the engine's thread → say so in one line on stdout.
 //!
 //! End, on SIGTERM or SIGINT: refuse new requests (`/health` 503) → running ones finish, up to the
@@ -15,6 +15,7 @@ mod sockets;
 mod transfer;
 
 use std::io::Write;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -32,7 +33,7 @@ use crate::kv::store::form::Form;
 use crate::kv::store::shared::mooncake::Mooncake;
 use crate::kv::store::shared::{Seal, SharedTier};
 use crate::metrics::Metrics;
-use crate::model::{GgufFile, Model, ModelConfig, ModelOptions};
+use crate::model::{Model, ModelConfig, ModelFile, ModelOptions};
 use crate::parallel::RankGroup;
 use crate::progress::Progress;
 use crate::request::constraint::Formats;
@@ -54,6 +55,7 @@ pub fn run(config: Config) -> Result<(), ServeError> {
     if config.exit_with_stdin {
         exit_with_stdin()?;
     }
+    let model = config.model.local()?;
     // Two threads: one writes streams while the other reads and tokenises. The cores are for the
     // engine; see `Config::threads`.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -64,15 +66,15 @@ pub fn run(config: Config) -> Result<(), ServeError> {
             what: "cannot start the runtime",
             source,
         })?;
-    let served = runtime.block_on(serve(config));
+    let served = runtime.block_on(serve(config, &model));
     // Not waited for: a replay to a slow joiner must not hold up the exit.
     runtime.shutdown_background();
     served
 }
 
-async fn serve(config: Config) -> Result<(), ServeError> {
+async fn serve(config: Config, model: &Path) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
-    let mut file = GgufFile::open(&config.model)?;
+    let mut file = ModelFile::open(model)?;
     config.packed_weights.apply(&mut file);
     let model = Model::config(file.header())?;
     let pool = sized(&config, &file, &model)?;
@@ -176,7 +178,7 @@ async fn wind_down(config: &Config, app: &App, engine: &Handle, thread: JoinHand
 }
 
 /// What the pool and the host tier have room for.
-fn sized(config: &Config, file: &GgufFile, model: &ModelConfig) -> Result<PoolSize, ServeError> {
+fn sized(config: &Config, file: &ModelFile, model: &ModelConfig) -> Result<PoolSize, ServeError> {
     let block_bytes = Model::kv_block_bytes(model, config.ops);
     let form = config.kv_tier_form;
     let kept_bytes = form.kept_bytes(config.ops.kv_dtype(), block_bytes);
@@ -270,7 +272,7 @@ type LoadOutcome = Result<LoadedModel, ServeError>;
 
 /// Loads on a thread of its own, not the runtime's: at a signal the process may leave it behind.
 fn load(
-    file: GgufFile,
+    file: ModelFile,
     options: ModelOptions,
     mut progress: Progress,
 ) -> Result<oneshot::Receiver<LoadOutcome>, ServeError> {
@@ -290,7 +292,7 @@ fn load(
 }
 
 fn load_parts(
-    file: &GgufFile,
+    file: &ModelFile,
     options: &ModelOptions,
     progress: &mut dyn FnMut(f32),
 ) -> LoadOutcome {

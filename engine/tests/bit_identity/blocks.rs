@@ -10,7 +10,7 @@ use engine::kv::layout::{
     CHECKSUM_BYTES, HEADER_BYTES, HeadRange, KvDtype, LayoutError, Record, convert_layers,
 };
 use engine::model::{
-    BLOCK_TOKENS, BlockId, GgufFile, Model, ModelOptions, OpsKind, SeqInput, Variant,
+    BLOCK_TOKENS, BlockId, Model, ModelFile, ModelOptions, OpsKind, SeqInput, Variant,
 };
 use engine::parallel::RankGroup;
 
@@ -20,7 +20,7 @@ use super::{POOLS, file_of, prompts};
 const LAYERS: usize = 2;
 
 fn load(path: &Path, ops: OpsKind, variant: Variant, kv_blocks: usize) -> Model {
-    let file = GgufFile::open(path).expect("the model opens");
+    let file = ModelFile::open(path).expect("the model opens");
     let options = ModelOptions {
         ops,
         threads: 2,
@@ -149,7 +149,7 @@ fn split_and_merge(path: &Path, ops: OpsKind, prompt: &[u32], noise: &mut Noise)
     let rest = run(&mut source, &prompt[70..], 70, &own);
     let records = export(&source, 70, &own);
 
-    let opened = GgufFile::open(path).expect("the model opens");
+    let opened = ModelFile::open(path).expect("the model opens");
     let options = ModelOptions {
         ops,
         threads: 1,
@@ -223,7 +223,7 @@ fn convert_bodies(path: &Path, ops: OpsKind, prompt: &[u32], noise: &mut Noise) 
         matches!(refused, Err(LayoutError::Narrower { .. })),
         "{refused:?}"
     );
-    let opened = GgufFile::open(path).expect("the model opens");
+    let opened = ModelFile::open(path).expect("the model opens");
     let options = ModelOptions {
         ops,
         threads: 1,

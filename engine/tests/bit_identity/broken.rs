@@ -2,7 +2,7 @@
 //! refused? Whatever the logits are, no kernel may panic, hang or leave the model unusable: the
 //! step loop sees the logits and ends the requests.
 
-use engine::model::{GgufFile, Model, ModelOptions, OpsKind, Pass, PassOutput, SeqInput, Variant};
+use engine::model::{Model, ModelFile, ModelOptions, OpsKind, Pass, PassOutput, SeqInput, Variant};
 use half::f16;
 
 use super::tiny::{Noise, Tiny};
@@ -40,7 +40,7 @@ fn broken_weights_give_broken_logits_and_nothing_worse() {
         let mut tiny = Tiny::new(7);
         spoil(&mut tiny, &mut noise, name, value);
         let file = file_of(&tiny.to_bytes());
-        let file = GgufFile::open(file.path()).expect("the model opens");
+        let file = ModelFile::open(file.path()).expect("the model opens");
         let kinds = Variant::ALL
             .into_iter()
             .filter(|variant| variant.is_available())

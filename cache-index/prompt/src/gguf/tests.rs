@@ -164,6 +164,11 @@ fn refuses_each_kind_of_damage_by_name() {
         .tensor("t", &[4], 0, 0)
         .raw(&[0; 256]);
     check(twins.0, "`t` appears twice");
+    let over = Bytes::header(2, 0)
+        .tensor("t", &[16], 0, 32)
+        .tensor("u", &[9], 0, 0)
+        .raw(&[0; 256]);
+    check(over.0, "`t` and `u` lie over each other");
 }
 
 trait Tap: Sized {

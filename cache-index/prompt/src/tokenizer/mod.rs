@@ -357,6 +357,7 @@ fn eos_ids(header: &Header, vocab: &Vocab) -> Result<Vec<u32>, LoadError> {
         ids.extend(vocab.id(header, &format!("tokenizer.ggml.{key}"))?);
     }
     ids.extend(vocab.ends());
+    ids.extend(vocab.ids(header, "tokenizer.ggml.eos_token_ids")?);
     ids.sort_unstable();
     ids.dedup();
     Ok(ids)
