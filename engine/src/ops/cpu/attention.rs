@@ -35,7 +35,7 @@ pub(crate) fn tile_sizes<I: Isa>() -> &'static [usize] {
     if I::WIDE_TILES {
         &[12, 8, 4, 3, 2, 1]
     } else {
-        &[4, 3, 2, 1]
+        &[6, 4, 3, 2, 1]
     }
 }
 
@@ -152,6 +152,7 @@ impl<S: Stored> Kernel for AttendSegment<'_, S> {
         match self.tile.count {
             12 if I::WIDE_TILES => self.store::<I, 12>(isa),
             8 if I::WIDE_TILES => self.store::<I, 8>(isa),
+            6 if !I::WIDE_TILES => self.store::<I, 6>(isa),
             4 => self.store::<I, 4>(isa),
             3 => self.store::<I, 3>(isa),
             2 => self.store::<I, 2>(isa),

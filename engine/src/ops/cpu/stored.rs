@@ -60,22 +60,36 @@ fn products<S: Loaded, I: Isa, const N: usize>(
     queries: &[[f32; N]],
     keys: &[Row<S>],
 ) -> [I::F; N] {
+    let keys = keys.as_chunks::<2>().0;
+    let queries = queries.as_chunks::<2>().0;
     let mut even = [isa.splat(0.0); N];
     let mut odd = [isa.splat(0.0); N];
-    let pairs = keys
-        .as_chunks::<2>()
-        .0
-        .iter()
-        .zip(queries.as_chunks::<2>().0);
-    for (keys, queries) in pairs {
-        let key = S::load(isa, &keys[0]);
-        unrolled!(I, vector < N, {
-            even[vector] = isa.fma(key, isa.splat(queries[0][vector]), even[vector]);
-        });
-        let key = S::load(isa, &keys[1]);
-        unrolled!(I, vector < N, {
-            odd[vector] = isa.fma(key, isa.splat(queries[1][vector]), odd[vector]);
-        });
+    if !I::WIDE_TILES && N >= 3 {
+        // Both at once would need more registers than there are; so many vectors keep the units busy.
+        let pairs = keys.iter().zip(queries);
+        for (keys, queries) in pairs.clone() {
+            let key = S::load(isa, &keys[0]);
+            unrolled!(I, vector < N, {
+                even[vector] = isa.fma(key, isa.splat(queries[0][vector]), even[vector]);
+            });
+        }
+        for (keys, queries) in pairs {
+            let key = S::load(isa, &keys[1]);
+            unrolled!(I, vector < N, {
+                odd[vector] = isa.fma(key, isa.splat(queries[1][vector]), odd[vector]);
+            });
+        }
+    } else {
+        for (keys, queries) in keys.iter().zip(queries) {
+            let key = S::load(isa, &keys[0]);
+            unrolled!(I, vector < N, {
+                even[vector] = isa.fma(key, isa.splat(queries[0][vector]), even[vector]);
+            });
+            let key = S::load(isa, &keys[1]);
+            unrolled!(I, vector < N, {
+                odd[vector] = isa.fma(key, isa.splat(queries[1][vector]), odd[vector]);
+            });
+        }
     }
     unrolled!(I, vector < N, {
         even[vector] = isa.add(even[vector], odd[vector]);
