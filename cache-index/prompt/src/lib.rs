@@ -1,7 +1,7 @@
 //! What tokens does this request become? One answer, used by gateway and engine alike.
 //!
-//! The way of a prompt, module by module: `gguf` reads the model file's header; from its metadata
-//! come `tokenizer` and `template`. A chat request goes through `build`: `messages` checks and
+//! The way of a prompt, module by module: `gguf` reads the model file's header, and `checkpoint` makes one
+//! of a model folder in Hugging Face's layout; from its metadata come `tokenizer` and `template`. A chat request goes through `build`: `messages` checks and
 //! normalises it, `template` renders it (with `clock` and `json` for what templates call), `marks`
 //! tells the template's control tokens from users' text, and `segments` remembers what text became
 //! which tokens; `append` finds templates that only append, of whose prompts `growing` makes only
@@ -13,6 +13,7 @@
 //! pre-tokenizers not compared with their reference (refused by name), images and audio in
 //! messages (refused by the name of the part).
 
+pub mod checkpoint;
 pub mod gguf;
 
 mod answers;

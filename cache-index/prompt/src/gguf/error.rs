@@ -101,6 +101,14 @@ pub enum GgufError {
         /// The alignment promised.
         alignment: u64,
     },
+    /// Two tensors share bytes.
+    #[error("damaged GGUF file: tensors `{name}` and `{other}` lie over each other")]
+    Overlap {
+        /// The one that begins later.
+        name: String,
+        /// The one before it.
+        other: String,
+    },
     /// A tensor's data lies past the end of the file.
     #[error(
         "the GGUF file is truncated: tensor `{name}` ({bytes} bytes at offset {offset}) ends past the file's {file_bytes} bytes; download it again"

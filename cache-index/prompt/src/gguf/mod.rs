@@ -109,7 +109,7 @@ impl Header {
         self.metadata.get(key)
     }
 
-    /// Names are unique and every tensor lies inside the file.
+    /// Names are unique, every tensor lies inside the file, and none over another.
     fn check_tensors(&self, file_bytes: u64) -> Result<(), GgufError> {
         let mut names = std::collections::HashSet::with_capacity(self.tensors.len());
         for tensor in &self.tensors {
@@ -128,6 +128,16 @@ impl Header {
                     offset: tensor.offset,
                     bytes: tensor.bytes,
                     file_bytes,
+                });
+            }
+        }
+        let mut in_order: Vec<&TensorInfo> = self.tensors.iter().collect();
+        in_order.sort_unstable_by_key(|tensor| tensor.offset);
+        for pair in in_order.windows(2) {
+            if pair[0].offset + pair[0].bytes > pair[1].offset {
+                return Err(GgufError::Overlap {
+                    name: pair[1].name.clone(),
+                    other: pair[0].name.clone(),
                 });
             }
         }

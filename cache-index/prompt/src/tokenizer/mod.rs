@@ -325,6 +325,7 @@ fn eos_ids(header: &Header, vocab: &Vocab) -> Result<Vec<u32>, LoadError> {
     for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
         ids.extend(vocab.id(header, &format!("tokenizer.ggml.{key}"))?);
     }
+    ids.extend(vocab.ids(header, "tokenizer.ggml.eos_token_ids")?);
     for (id, entry) in vocab.entries.iter().enumerate() {
         if entry.kind == Kind::Control && ENDS.contains(&entry.text.as_str()) {
             ids.push(id as u32);

@@ -68,8 +68,19 @@ impl Vocab {
         let Some(value) = header.get(key) else {
             return Ok(None);
         };
+        self.checked(value, key).map(Some)
+    }
+
+    /// Several of these: what checkpoints in Hugging Face's layout end a generation with.
+    pub(super) fn ids(&self, header: &Header, key: &str) -> Result<Vec<u32>, LoadError> {
+        let ids = header.get(key).and_then(|value| value.as_array());
+        let ids = ids.unwrap_or_default().iter();
+        ids.map(|value| self.checked(value, key)).collect()
+    }
+
+    fn checked(&self, value: &Value, key: &str) -> Result<u32, LoadError> {
         match value.as_u64() {
-            Some(id) if id < self.entries.len() as u64 => Ok(Some(id as u32)),
+            Some(id) if id < self.entries.len() as u64 => Ok(id as u32),
             _ => Err(bad(
                 key,
                 format!("{value:?} is not one of {} tokens", self.entries.len()),
