@@ -14,7 +14,7 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use engine::model::{BlockId, GgufFile, Model, ModelOptions, OpsKind, SeqInput};
+use engine::model::{BlockId, Model, ModelFile, ModelOptions, OpsKind, SeqInput};
 
 /// Blocks of 16 tokens that one sequence of the bench may take.
 const BLOCKS_PER_SEQUENCE: usize = 160;
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         threads,
         kv_blocks,
     };
-    let mut model = Model::load(&GgufFile::open(&path)?, &options, &mut |_| ())?;
+    let mut model = Model::load(&ModelFile::open(&path)?, &options, &mut |_| ())?;
     let (seconds, bytes) = (start.elapsed().as_secs_f64(), model.weight_bytes());
     println!(
         "loaded in {seconds:.2} s, {:.1} MB of weights, {threads} threads",

@@ -24,7 +24,7 @@ use engine::kv::store::Tier;
 use engine::kv::store::disk::{Disk, Identity};
 use engine::kv::table::Scope;
 use engine::metrics::Metrics;
-use engine::model::{GgufFile, Model, ModelOptions, OpsKind};
+use engine::model::{Model, ModelFile, ModelOptions, OpsKind};
 use engine::parallel::RankGroup;
 use engine::scheduler::pace::Beside;
 
@@ -67,7 +67,7 @@ impl Node {
             threads,
             kv_blocks,
         };
-        let model = Model::load(&GgufFile::open(path)?, &options, &mut |_| ())?;
+        let model = Model::load(&ModelFile::open(path)?, &options, &mut |_| ())?;
         let layout = model.block_layout();
         let identity = Identity::new(&layout, [0; 32]);
         let open = |dir| Disk::open(dir, 4 << 30, identity, layout.body_bytes());

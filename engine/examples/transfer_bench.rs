@@ -30,7 +30,7 @@ use engine::kv::transfer::client::{self, STREAMS};
 use engine::kv::transfer::server::Desk;
 use engine::kv::transfer::{Endpoint, TransferId, window_places};
 use engine::metrics::Metrics;
-use engine::model::{GgufFile, Model, ModelOptions, OpsKind};
+use engine::model::{Model, ModelFile, ModelOptions, OpsKind};
 use engine::parallel::RankGroup;
 use engine::scheduler::pace::Beside;
 use engine::sys::shared::SharedMemory;
@@ -59,7 +59,7 @@ impl Node {
             threads: 1,
             kv_blocks,
         };
-        let model = Model::load(&GgufFile::open(path)?, &options, &mut |_| ())?;
+        let model = Model::load(&ModelFile::open(path)?, &options, &mut |_| ())?;
         let layout = model.block_layout();
         let (orders, to_fetch) = sync_channel(16);
         let parts = Parts {

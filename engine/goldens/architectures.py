@@ -2,12 +2,15 @@
 
     pip install torch==2.15.0 transformers==5.24.0 gguf==0.19.0
     python engine/goldens/architectures.py
+    python engine/goldens/architectures.py FOLDER      what transformers saves goes there too
 
 Weights are drawn so that attention is peaked (scores of about 3): flat attention would hide errors. Each
 model is written as GGUF (matrices F16, of which transformers computes as well; in the order and with the
 names of ggml-org's converter) beside its golden: tokens, and the logits at some positions as base64 of
 little-endian f32. `off` is what each feature that is switched off moves a logit by at most, in standard
-deviations of its row: the test holds the engine to a hundredth of the least.
+deviations of its row: the test holds the engine to a hundredth of the least. `config.json` is as
+`save_pretrained` writes it; the tests write the rest of a checkpoint from the GGUF file, or take what was
+saved into FOLDER if HOMING_CHECKPOINTS names it.
 """
 
 import base64
@@ -15,6 +18,8 @@ import copy
 import json
 import math
 import pathlib
+import sys
+import tempfile
 
 import numpy as np
 import torch
@@ -212,7 +217,24 @@ def write(path, model):
     writer.close()
 
 
+TOKENIZER = {
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+    "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+}
+
+
+def save(folder, name, model, saved):
+    """As transformers saves it, with a tokenizer that nobody uses."""
+    checkpoint = pathlib.Path(saved) / name
+    model.save_pretrained(checkpoint)
+    (checkpoint / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    config = (checkpoint / "config.json").read_text()
+    (folder / f"{name}.config.json").write_text(config)
+
+
 def main():
+    kept = tempfile.TemporaryDirectory()
+    saved = sys.argv[1] if len(sys.argv) > 1 else kept.name
     folder = pathlib.Path(__file__).with_name("architectures")
     folder.mkdir(exist_ok=True)
     tokens = torch.tensor([np.random.default_rng(5).integers(0, VOCAB, TOKENS).tolist()])
@@ -221,6 +243,7 @@ def main():
         with torch.no_grad():
             draw(model, seed)
             write(folder / f"{name}.gguf", model)
+            save(folder, name, model, saved)
             logits = model(tokens).logits[0]
             deviation = logits.std(-1, correction=0)
             off = {}

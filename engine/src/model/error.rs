@@ -25,6 +25,14 @@ pub enum ModelError {
         /// What the header's reader found.
         source: prompt::gguf::GgufError,
     },
+    /// A folder in Hugging Face's layout that cannot be used.
+    #[error("the model {path}: {source}")]
+    Checkpoint {
+        /// The folder as it was given.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: prompt::checkpoint::CheckpointError,
+    },
     /// A model of a family that has no forward pass here.
     #[error("the model's architecture is {found:?}; this engine runs: llama, qwen2, qwen3")]
     Architecture {
@@ -80,6 +88,14 @@ pub enum ModelError {
         name: String,
         /// The format.
         found: String,
+    },
+    /// Norm weights or biases that would make every answer nonsense.
+    #[error(
+        "tensor {name} has values that are not finite; the file is damaged, or the model was trained badly"
+    )]
+    NotFinite {
+        /// The tensor's name.
+        name: String,
     },
     /// A kernel variant was asked for that this processor cannot run.
     #[error("this processor cannot run the {wanted} kernels")]

@@ -3,7 +3,7 @@
 use super::config::ModelConfig;
 use super::decoder::Decoder;
 use super::error::ModelError;
-use super::file::GgufFile;
+use super::file::ModelFile;
 use super::part::Part;
 use super::pass::PassCheck;
 use super::{Model, ModelOptions, OpsKind, Variant, weights};
@@ -18,7 +18,7 @@ impl Model {
     /// Packs the weights and sets up KV pool and threads. `progress` is called with the share
     /// done, from 0 to 1.
     pub fn load(
-        file: &GgufFile,
+        file: &ModelFile,
         options: &ModelOptions,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Model, ModelError> {
@@ -29,7 +29,7 @@ impl Model {
     /// to [`OpsKind::Cpu`] alone.
     pub fn load_on(
         variant: Variant,
-        file: &GgufFile,
+        file: &ModelFile,
         options: &ModelOptions,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Model, ModelError> {
@@ -39,7 +39,7 @@ impl Model {
     /// As [`Model::load`], but one rank's part of the model, which runs only together with the
     /// others of its group.
     pub fn load_rank(
-        file: &GgufFile,
+        file: &ModelFile,
         options: &ModelOptions,
         rank: Threads,
     ) -> Result<Model, ModelError> {
@@ -49,13 +49,13 @@ impl Model {
 
 /// What is known before an op set is chosen.
 struct Loading<'a> {
-    file: &'a GgufFile,
+    file: &'a ModelFile,
     config: ModelConfig,
     options: &'a ModelOptions,
 }
 
 impl<'a> Loading<'a> {
-    fn new(file: &'a GgufFile, options: &'a ModelOptions) -> Result<Loading<'a>, ModelError> {
+    fn new(file: &'a ModelFile, options: &'a ModelOptions) -> Result<Loading<'a>, ModelError> {
         if options.threads == 0 || options.kv_blocks == 0 || options.kv_blocks > u32::MAX as usize {
             let what = if options.threads == 0 {
                 "threads"

@@ -31,7 +31,7 @@ pub use crate::kv::storage::{BLOCK_TOKENS, BlockId};
 pub use crate::ops::SeqInput;
 pub use config::{Architecture, ModelConfig};
 pub use error::{ForwardError, ModelError};
-pub use file::GgufFile;
+pub use file::ModelFile;
 pub use pass::{Pass, PassOutput, ReadLayers, Watch};
 pub use rope::RopeScaling;
 

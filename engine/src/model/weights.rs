@@ -11,7 +11,7 @@ use prompt::gguf::{Dtype, TensorInfo};
 
 use super::config::{Architecture, ModelConfig, PAIR_FACTORS};
 use super::error::ModelError;
-use super::file::GgufFile;
+use super::file::ModelFile;
 use super::part::Part;
 use super::rope::RopeScaling;
 use crate::ops::reference::dequant::{dequantise, stored_bytes};
@@ -50,7 +50,7 @@ pub(crate) struct Layer<M> {
 
 /// Packs this rank's part of all weights of the file; `progress` hears the share done.
 pub(crate) fn load<O: Ops>(
-    file: &GgufFile,
+    file: &ModelFile,
     (config, part): (&ModelConfig, &Part),
     ops: &mut O,
     progress: &mut dyn FnMut(f32),
@@ -66,7 +66,8 @@ pub(crate) fn load<O: Ops>(
     let (width, plain) = (config.width, RowOrder::Plain);
     let by_token = Cut::Rows(part.vocab.clone());
     let table = loader.matrix("token_embd.weight", (config.vocab, width), plain, &by_token)?;
-    let mut layers = Vec::with_capacity(config.layers);
+    // Not more than there are tensors: a damaged count must not take memory.
+    let mut layers = Vec::with_capacity(config.layers.min(file.header().tensors.len()));
     for layer in 0..config.layers {
         layers.push(loader.layer(layer, config, part)?);
     }
@@ -117,14 +118,14 @@ impl<M> Weights<M> {
     }
 }
 
-fn find<'a>(file: &'a GgufFile, name: &str) -> Option<&'a TensorInfo> {
+fn find<'a>(file: &'a ModelFile, name: &str) -> Option<&'a TensorInfo> {
     file.header()
         .tensors
         .iter()
         .find(|tensor| tensor.name == name)
 }
 
-fn total(file: &GgufFile) -> u64 {
+fn total(file: &ModelFile) -> u64 {
     file.header()
         .tensors
         .iter()
@@ -133,7 +134,7 @@ fn total(file: &GgufFile) -> u64 {
 }
 
 struct Loader<'a, O> {
-    file: &'a GgufFile,
+    file: &'a ModelFile,
     ops: &'a mut O,
     progress: &'a mut dyn FnMut(f32),
     /// Tensors that were asked for.
@@ -151,7 +152,7 @@ impl<'a, O: Ops> Loader<'a, O> {
     ) -> Result<Layer<O::Matrix>, ModelError> {
         let (width, ff, head_dim) = (config.width, config.ff, config.head_dim);
         let (queries, keys) = (config.heads * head_dim, config.kv_heads * head_dim);
-        let pairs = config.architecture.pairs();
+        let pairs = self.file.pairs(config.architecture);
         let (plain, rotary) = (RowOrder::Plain, RowOrder::Rotary { head_dim, pairs });
         let [of_queries, of_keys, of_ff] =
             [part.queries(), part.keys(), part.ff.clone()].map(Cut::Rows);
@@ -242,6 +243,10 @@ impl<'a, O: Ops> Loader<'a, O> {
         let (dtype, bytes) = self.stored(name, &[len as u64])?;
         let mut values = vec![0.0; len];
         dequantise(dtype, bytes, &mut values);
+        if values.iter().any(|value| !value.is_finite()) {
+            let name = name.to_owned();
+            return Err(ModelError::NotFinite { name });
+        }
         Ok(values)
     }
 

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::collectives::{Breaker, Threads};
 use crate::kv::store::form::Form;
 use crate::model::{
-    ForwardError, GgufFile, Model, ModelError, ModelOptions, Pass, PassOutput, Watch,
+    ForwardError, Model, ModelError, ModelFile, ModelOptions, Pass, PassOutput, Watch,
 };
 
 /// All ranks of a node.
@@ -48,7 +48,7 @@ impl RankGroup {
     /// `options.kv_blocks` blocks of its own heads. Models that cannot be cut so are refused.
     pub fn in_process(
         ranks: usize,
-        file: &GgufFile,
+        file: &ModelFile,
         options: &ModelOptions,
     ) -> Result<RankGroup, ModelError> {
         let threads = Threads::group(ranks);

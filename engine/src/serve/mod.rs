@@ -32,7 +32,7 @@ use crate::kv::store::form::Form;
 use crate::kv::store::shared::mooncake::Mooncake;
 use crate::kv::store::shared::{Seal, SharedTier};
 use crate::metrics::Metrics;
-use crate::model::{GgufFile, Model, ModelConfig, ModelOptions};
+use crate::model::{ModelFile, Model, ModelConfig, ModelOptions};
 use crate::parallel::RankGroup;
 use crate::progress::Progress;
 use crate::request::constraint::Formats;
@@ -72,7 +72,7 @@ pub fn run(config: Config) -> Result<(), ServeError> {
 
 async fn serve(config: Config) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
-    let file = GgufFile::open(&config.model)?;
+    let file = ModelFile::open(&config.model)?;
     let model = Model::config(file.header())?;
     let pool = sized(&config, &file, &model)?;
     let metrics = Arc::new(Metrics::new(&config.model_id, pool.blocks as usize));
@@ -175,7 +175,7 @@ async fn wind_down(config: &Config, app: &App, engine: &Handle, thread: JoinHand
 }
 
 /// What the pool and the host tier have room for.
-fn sized(config: &Config, file: &GgufFile, model: &ModelConfig) -> Result<PoolSize, ServeError> {
+fn sized(config: &Config, file: &ModelFile, model: &ModelConfig) -> Result<PoolSize, ServeError> {
     let block_bytes = Model::kv_block_bytes(model, config.ops);
     let form = config.kv_tier_form;
     let kept_bytes = form.kept_bytes(config.ops.kv_dtype(), block_bytes);
@@ -269,7 +269,7 @@ type LoadOutcome = Result<LoadedModel, ServeError>;
 
 /// Loads on a thread of its own, not the runtime's: at a signal the process may leave it behind.
 fn load(
-    file: GgufFile,
+    file: ModelFile,
     options: ModelOptions,
     mut progress: Progress,
 ) -> Result<oneshot::Receiver<LoadOutcome>, ServeError> {
@@ -289,7 +289,7 @@ fn load(
 }
 
 fn load_parts(
-    file: &GgufFile,
+    file: &ModelFile,
     options: &ModelOptions,
     progress: &mut dyn FnMut(f32),
 ) -> LoadOutcome {

@@ -10,7 +10,7 @@ use engine::kv::layout::{
     CHECKSUM_BYTES, HEADER_BYTES, HeadRange, KvDtype, LayoutError, Record, convert_layers,
 };
 use engine::model::{
-    BLOCK_TOKENS, BlockId, GgufFile, Model, ModelOptions, OpsKind, SeqInput, Variant,
+    BLOCK_TOKENS, BlockId, Model, ModelFile, ModelOptions, OpsKind, SeqInput, Variant,
 };
 use engine::parallel::RankGroup;
 
@@ -20,7 +20,7 @@ use super::{file_of, prompts};
 const LAYERS: usize = 2;
 
 fn load(path: &Path, ops: OpsKind, variant: Variant, kv_blocks: usize) -> Model {
-    let file = GgufFile::open(path).expect("the model opens");
+    let file = ModelFile::open(path).expect("the model opens");
     let options = ModelOptions {
         ops,
         threads: 2,
@@ -146,7 +146,7 @@ fn heads_are_split_and_merged() {
     let rest = run(&mut source, &prompt[70..], 70, &own);
     let records = export(&source, 70, &own);
 
-    let opened = GgufFile::open(file.path()).expect("the model opens");
+    let opened = ModelFile::open(file.path()).expect("the model opens");
     let options = ModelOptions {
         ops: OpsKind::Cpu,
         threads: 1,
@@ -219,7 +219,7 @@ fn bodies_are_converted_as_records_are() {
         matches!(refused, Err(LayoutError::Narrower { .. })),
         "{refused:?}"
     );
-    let opened = GgufFile::open(file.path()).expect("the model opens");
+    let opened = ModelFile::open(file.path()).expect("the model opens");
     let options = ModelOptions {
         ops: OpsKind::Cpu,
         threads: 1,

@@ -21,7 +21,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use engine::model::{
-    BLOCK_TOKENS, BlockId, GgufFile, Model, ModelOptions, OpsKind, SeqInput, Variant,
+    BLOCK_TOKENS, BlockId, Model, ModelFile, ModelOptions, OpsKind, SeqInput, Variant,
 };
 use tiny::{Noise, Tiny};
 
@@ -44,7 +44,7 @@ fn file_of(bytes: &[u8]) -> tempfile::NamedTempFile {
 }
 
 fn load(path: &Path, variant: Variant, threads: usize) -> Model {
-    let file = GgufFile::open(path).expect("the model opens");
+    let file = ModelFile::open(path).expect("the model opens");
     let options = ModelOptions {
         ops: OpsKind::Cpu,
         threads,

@@ -10,7 +10,7 @@ use engine::engine::{Job, Output, Parts};
 use engine::kv::table::Scope;
 use engine::metrics::Metrics;
 use engine::model::{
-    ForwardError, GgufFile, Model, ModelOptions, OpsKind, Pass, PassOutput, SeqInput,
+    ForwardError, Model, ModelFile, ModelOptions, OpsKind, Pass, PassOutput, SeqInput,
 };
 use engine::parallel::RankGroup;
 use engine::scheduler::pace::Beside;
@@ -94,7 +94,7 @@ fn largest_delta(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
 #[test]
 fn two_ranks_answer_as_one() {
     let file = file_of(&Tiny::new(7).to_bytes());
-    let file = GgufFile::open(file.path()).expect("the model opens");
+    let file = ModelFile::open(file.path()).expect("the model opens");
     let mut noise = Noise(41);
     let prompts = prompts(&mut noise, tiny::VOCAB, &[70, 33]);
     for (ops, most) in [(OpsKind::Reference, REFERENCE_MAX), (OpsKind::Cpu, CPU_MAX)] {
@@ -120,7 +120,7 @@ fn two_ranks_answer_as_one() {
 #[test]
 fn what_cannot_span_ranks_is_refused() {
     let file = file_of(&Tiny::new(7).to_bytes());
-    let file = GgufFile::open(file.path()).expect("the model opens");
+    let file = ModelFile::open(file.path()).expect("the model opens");
     let refusal = |ranks| {
         RankGroup::in_process(ranks, &file, &options(OpsKind::Cpu))
             .expect_err("it cannot be cut so")
@@ -201,7 +201,7 @@ fn answers(ranks: RankGroup, prompts: &[Vec<u32>]) -> Vec<String> {
 #[test]
 fn the_step_loop_runs_over_a_group() {
     let file = file_of(&Tiny::new(7).to_bytes());
-    let file = GgufFile::open(file.path()).expect("the model opens");
+    let file = ModelFile::open(file.path()).expect("the model opens");
     let mut noise = Noise(42);
     let prompts = prompts(&mut noise, tiny::VOCAB, &[50, 3, 40, 90]);
     let whole = Model::load(&file, &options(OpsKind::Reference), &mut |_| ());

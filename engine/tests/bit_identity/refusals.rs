@@ -1,7 +1,7 @@
 //! Is a file that cannot be served refused with a word on why, and a wrong batch likewise?
 
 use engine::model::{
-    BlockId, ForwardError, GgufFile, Model, ModelError, ModelOptions, OpsKind, SeqInput,
+    BlockId, ForwardError, Model, ModelError, ModelFile, ModelOptions, OpsKind, SeqInput,
 };
 
 use super::tiny::{CONTEXT, Tiny, VOCAB, Value};
@@ -15,7 +15,7 @@ fn refusal(bytes: &[u8]) -> ModelError {
         threads: 1,
         kv_blocks: 4,
     };
-    GgufFile::open(file.path())
+    ModelFile::open(file.path())
         .and_then(|file| Model::load(&file, &options, &mut |_| ()))
         .expect_err("this file cannot be served")
 }
@@ -128,11 +128,11 @@ fn truncated_and_foreign_files_are_refused() {
         refusal(b"PK\x03\x04 not a model at all"),
         ModelError::Header { .. }
     ));
-    let missing = GgufFile::open("no such file.gguf".as_ref()).expect_err("there is no such file");
+    let missing = ModelFile::open("no such file.gguf".as_ref()).expect_err("there is no such file");
     assert!(missing.to_string().contains("no such file.gguf"));
     assert!(matches!(
-        GgufFile::open(std::env::temp_dir().as_path()),
-        Err(ModelError::Open { .. })
+        ModelFile::open(tempfile::tempdir().expect("a folder").path()),
+        Err(ModelError::Checkpoint { .. })
     ));
 }
 

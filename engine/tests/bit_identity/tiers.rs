@@ -13,14 +13,14 @@ use engine::kv::store::disk::{Disk, Identity};
 use engine::kv::store::shared::SharedTier;
 use engine::kv::table::Scope;
 use engine::metrics::Metrics;
-use engine::model::{BlockId, GgufFile, Model, ModelOptions, OpsKind};
+use engine::model::{BlockId, Model, ModelFile, ModelOptions, OpsKind};
 use engine::parallel::RankGroup;
 
 use super::file_of;
 use super::tiny::{self, Noise, Tiny};
 
 pub(super) fn group(path: &Path, ops: OpsKind, ranks: usize, kv_blocks: usize) -> RankGroup {
-    let file = GgufFile::open(path).expect("the model opens");
+    let file = ModelFile::open(path).expect("the model opens");
     let options = ModelOptions {
         ops,
         threads: 1,

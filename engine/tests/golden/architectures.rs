@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use base64::Engine as _;
-use engine::model::{BlockId, GgufFile, Model, ModelOptions, OpsKind, SeqInput};
+use engine::model::{BlockId, Model, ModelFile, ModelOptions, OpsKind, SeqInput};
 use serde::Deserialize;
 
 /// The largest difference of a logit from transformers, in standard deviations of its row.
@@ -14,7 +14,7 @@ const DELTA_MAX: f32 = 1e-3;
 /// The same of the serving ops: keys and values in f16 are all that is rounded here.
 const SERVING_DELTA_MAX: f32 = 0.03;
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 struct Golden {
     tokens: Vec<u32>,
     every: usize,
@@ -22,7 +22,7 @@ struct Golden {
     off: BTreeMap<String, f32>,
 }
 
-const MODELS: [&str; 7] = [
+pub(crate) const MODELS: [&str; 7] = [
     "llama",
     "llama-linear",
     "llama-llama3",
@@ -32,7 +32,7 @@ const MODELS: [&str; 7] = [
     "qwen3",
 ];
 
-fn path(name: &str) -> PathBuf {
+pub(crate) fn path(name: &str) -> PathBuf {
     PathBuf::from(concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/goldens/architectures"
@@ -41,7 +41,7 @@ fn path(name: &str) -> PathBuf {
 }
 
 fn load(name: &str, ops: OpsKind) -> Model {
-    let file = GgufFile::open(&path(&format!("{name}.gguf"))).expect("the model opens");
+    let file = ModelFile::open(&path(&format!("{name}.gguf"))).expect("the model opens");
     let options = ModelOptions {
         ops,
         threads: 2,
@@ -51,7 +51,7 @@ fn load(name: &str, ops: OpsKind) -> Model {
 }
 
 /// The logits of all tokens, computed in calls that end at these places.
-fn run(model: &mut Model, tokens: &[u32], ends: &[usize]) -> Vec<f32> {
+pub(crate) fn run(model: &mut Model, tokens: &[u32], ends: &[usize]) -> Vec<f32> {
     let blocks: Vec<BlockId> = [5, 3, 11, 0, 9, 2, 14, 7, 1, 13].map(BlockId).to_vec();
     let (mut all, mut start) = (Vec::new(), 0);
     for end in ends {
@@ -79,9 +79,19 @@ fn delta(found: &[f32], expected: &[f32]) -> f32 {
     largest / variance.sqrt()
 }
 
-#[test]
-fn each_family_answers_as_transformers_does() {
-    for name in MODELS {
+/// How far a model is from transformers.
+#[derive(Debug)]
+pub(crate) struct Weighed {
+    golden: Golden,
+    reference: f32,
+    served: f32,
+    /// The serving ops' logits of all tokens.
+    whole: Vec<f32>,
+}
+
+impl Weighed {
+    /// Runs the golden's tokens on what `load` makes.
+    pub(crate) fn of(name: &str, load: impl Fn(OpsKind) -> Model) -> Weighed {
         let text = std::fs::read_to_string(path(&format!("{name}.json"))).expect("a golden");
         let golden: Golden = serde_json::from_str(&text).expect("a golden");
         let bytes = base64::engine::general_purpose::STANDARD.decode(&golden.logits);
@@ -90,39 +100,51 @@ fn each_family_answers_as_transformers_does() {
         let expected: Vec<f32> = floats.iter().map(|f| f32::from_le_bytes(*f)).collect();
         let count = golden.tokens.len();
         let vocab = expected.len() / (count / golden.every);
-        let reference = run(
-            &mut load(name, OpsKind::Reference),
-            &golden.tokens,
-            &[count],
-        );
-        let mut serving = load(name, OpsKind::Cpu);
-        let whole = run(&mut serving, &golden.tokens, &[count]);
-        let (mut worst, mut served) = (0.0_f32, 0.0_f32);
+        let all = |ops| run(&mut load(ops), &golden.tokens, &[count]);
+        let (slow, whole) = (all(OpsKind::Reference), all(OpsKind::Cpu));
+        let (mut reference, mut served) = (0.0_f32, 0.0_f32);
         for (at, expected) in expected.chunks_exact(vocab).enumerate() {
             let row = ((at + 1) * golden.every - 1) * vocab;
-            worst = worst.max(delta(&reference[row..row + vocab], expected));
+            reference = reference.max(delta(&slow[row..row + vocab], expected));
             served = served.max(delta(&whole[row..row + vocab], expected));
         }
-        println!(
-            "{name}: {worst:.2e} of a deviation, serving ops {served:.2e}; off: {:?}",
-            golden.off
-        );
-        assert!(worst <= DELTA_MAX, "{name}: {worst}");
+        Weighed {
+            golden,
+            reference,
+            served,
+            whole,
+        }
+    }
+
+    pub(crate) fn check(&self, name: &str) {
+        let (reference, served) = (self.reference, self.served);
+        let off = &self.golden.off;
+        println!("{name}: {reference:.2e} of a deviation, serving ops {served:.2e}; off: {off:?}");
+        assert!(reference <= DELTA_MAX, "{name}: {reference}");
         assert!(served <= SERVING_DELTA_MAX, "{name}: {served}");
-        for (feature, moved) in &golden.off {
+        for (feature, moved) in off {
             assert!(
                 *moved >= 100.0 * DELTA_MAX,
                 "{name} without {feature}: {moved}"
             );
         }
+    }
+}
+
+#[test]
+fn each_family_answers_as_transformers_does() {
+    for name in MODELS {
+        let weighed = Weighed::of(name, |ops| load(name, ops));
+        weighed.check(name);
+        let tokens = &weighed.golden.tokens;
         let ends: Vec<_> = [1, 17, 40, 63, 64, 65, 130]
             .into_iter()
-            .chain([count])
+            .chain([tokens.len()])
             .collect();
-        let cut = run(&mut serving, &golden.tokens, &ends);
+        let cut = run(&mut load(name, OpsKind::Cpu), tokens, &ends);
         let bits = |logits: &[f32]| logits.iter().map(|l| l.to_bits()).collect::<Vec<_>>();
         assert!(
-            bits(&cut) == bits(&whole),
+            bits(&cut) == bits(&weighed.whole),
             "{name}: the cut changes an answer"
         );
     }

@@ -5,13 +5,16 @@
 //! reference ops, live, over the whole vocabulary.
 
 mod architectures;
+mod checkpoint;
 mod file;
+#[path = "../folder/mod.rs"]
+mod folder;
 
 use std::path::PathBuf;
 
 use engine::kv::store::Blocks;
 use engine::kv::store::form::Form;
-use engine::model::{BlockId, GgufFile, Model, ModelOptions, OpsKind, Pass, PassOutput, SeqInput};
+use engine::model::{BlockId, Model, ModelFile, ModelOptions, OpsKind, Pass, PassOutput, SeqInput};
 use engine::parallel::RankGroup;
 use file::{Golden, Text};
 
@@ -35,7 +38,7 @@ fn model_path() -> PathBuf {
 }
 
 fn load(ops: OpsKind) -> Model {
-    let file = GgufFile::open(&model_path()).expect("the default model opens");
+    let file = ModelFile::open(&model_path()).expect("the default model opens");
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let options = ModelOptions {
         ops,

@@ -16,7 +16,7 @@ use cache_index::block::{Namespace, hash_chain};
 use engine::engine::{Handle, Job, Output, Parts, Pooling, TicketId, Work};
 use engine::kv::table::Scope;
 use engine::metrics::{Ending, Metrics};
-use engine::model::{GgufFile, Model, ModelOptions, OpsKind};
+use engine::model::{Model, ModelFile, ModelOptions, OpsKind};
 use engine::parallel::RankGroup;
 use engine::sample::Sampling;
 use engine::scheduler::pace::Beside;
@@ -34,7 +34,7 @@ impl Node {
         let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
         file.write_all(&Tiny::new(7).to_bytes())
             .expect("room for a small model");
-        let file = GgufFile::open(file.path()).expect("the model opens");
+        let file = ModelFile::open(file.path()).expect("the model opens");
         let options = ModelOptions {
             ops: OpsKind::Cpu,
             threads: 1,
