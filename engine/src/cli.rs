@@ -4,6 +4,7 @@
 //! file sees an unchecked value.
 
 mod error;
+mod model;
 mod shared;
 mod tiers;
 
@@ -15,6 +16,7 @@ use answer::{ReasoningFormat, ToolFormat};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::engine::Pooling;
+use crate::hub::Reference;
 use crate::kv::store::disk::Scope;
 use crate::kv::store::form::Form;
 use crate::kv::store::shared::mooncake::MooncakeConfig;
@@ -24,6 +26,7 @@ use crate::scheduler::pace::Beside;
 use crate::server::auth::NodeToken;
 use crate::server::role::Role;
 pub use error::ConfigError;
+pub use model::ModelSource;
 use shared::SharedArgs;
 use tiers::TierArgs;
 
@@ -40,12 +43,17 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve a GGUF model over OpenAI's API.
+    /// Serve a model over OpenAI's API.
     ///
     /// Once the model is loaded, one JSON line on stdout says where: listening, events, replay,
     /// model, pid, kv_blocks, max_model_len. Logs and progress go to stderr. SIGTERM or SIGINT
     /// drains: running requests finish (up to --drain-s), new ones are refused, /health turns 503.
     Serve(Box<ServeArgs>),
+    /// Bring a model of the Hugging Face hub into the cache that huggingface_hub uses, and print its path.
+    ///
+    /// HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE are respected. What was cut is
+    /// continued; every file is checked before it appears.
+    Fetch(FetchArgs),
     /// Look after the KV blocks that nodes keep on disks.
     #[command(subcommand)]
     Kv(KvCommand),
@@ -57,6 +65,13 @@ enum KvCommand {
     ///
     /// Prints one JSON line: {"wiped": 42}.
     Wipe(WipeArgs),
+}
+
+#[derive(Debug, Args)]
+struct FetchArgs {
+    /// The model: hf:org/repo for a checkpoint or the only GGUF file, hf:org/repo/file.gguf; @revision
+    /// behind either.
+    model: Reference,
 }
 
 #[derive(Debug, Args)]
@@ -78,10 +93,11 @@ struct WipeArgs {
 
 #[derive(Debug, Args)]
 struct ServeArgs {
-    /// GGUF file of the model (Llama, Mistral, Qwen2, Qwen3; F32, F16, BF16, Q8_0, Q4_0, Q4_1,
-    /// Q5_0, Q5_1, Q4_K, Q5_K or Q6_K).
-    #[arg(long, value_name = "PATH")]
-    model: PathBuf,
+    /// The model (Llama, Mistral, Qwen2, Qwen3): a GGUF file (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0,
+    /// Q5_1, Q4_K, Q5_K or Q6_K), a folder with config.json and safetensors (F32, F16, BF16), or
+    /// hf:org/repo[/file][@revision] on the hub, which is fetched first.
+    #[arg(long, value_name = "MODEL")]
+    model: ModelSource,
     /// Address to listen at; port 0 takes a free one. Beyond loopback a node token is demanded.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
     listen: String,
@@ -115,7 +131,8 @@ struct ServeArgs {
     /// made: loopback, or a private network.
     #[arg(long, value_name = "ENDPOINT", default_value = "tcp://127.0.0.1:0", value_parser = parse_endpoint)]
     kv_listen: String,
-    /// Id of the model in the API; the file's name without .gguf if not given.
+    /// Id of the model in the API; if not given the file's name without .gguf, the folder's name, or
+    /// org/repo.
     #[arg(long, value_name = "ID")]
     model_id: Option<String>,
     /// File with the node token that every caller must present (/health excepted). Without it the
@@ -202,8 +219,8 @@ enum PoolingFlag {
 /// A checked configuration.
 #[derive(Debug)]
 pub struct Config {
-    /// The model file.
-    pub model: PathBuf,
+    /// The model.
+    pub model: ModelSource,
     /// Its id in the API.
     pub model_id: String,
     /// Where to listen.
@@ -270,6 +287,8 @@ pub struct DiskConfig {
 pub enum Task {
     /// Serve a model.
     Serve(Box<Config>),
+    /// Bring a model from the hub.
+    Fetch(Reference),
     /// Overwrite the blocks of a scope in a folder.
     Wipe(PathBuf, Scope),
 }
@@ -279,6 +298,7 @@ impl Cli {
     pub fn task(self) -> Result<Task, ConfigError> {
         match self.command {
             Command::Serve(args) => Ok(Task::Serve(Box::new(args.config()?))),
+            Command::Fetch(args) => Ok(Task::Fetch(args.model)),
             Command::Kv(KvCommand::Wipe(args)) => Ok(args.task()),
         }
     }
@@ -372,12 +392,8 @@ fn kv_listen(endpoint: &str) -> Result<SocketAddr, ConfigError> {
 }
 
 fn model_id(args: &ServeArgs) -> Result<String, ConfigError> {
-    let stem = || {
-        args.model
-            .file_stem()
-            .map(|stem| stem.to_string_lossy().into_owned())
-    };
-    let id = args.model_id.clone().or_else(stem).unwrap_or_default();
+    let own = || args.model.model_id();
+    let id = args.model_id.clone().unwrap_or_else(own);
     let printable = |c: char| !c.is_control() && !c.is_whitespace();
     if (1..=256).contains(&id.len()) && id.chars().all(printable) {
         return Ok(id);

@@ -4,6 +4,7 @@ pub mod cli;
 pub mod engine;
 pub mod error;
 pub mod events;
+pub mod hub;
 pub mod kv;
 pub mod metrics;
 pub mod model;

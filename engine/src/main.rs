@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use engine::cli::{Cli, Task};
+use engine::hub::{self, Settings};
 use engine::kv::store::disk;
 use engine::serve;
 use tracing_subscriber::EnvFilter;
@@ -25,6 +26,13 @@ fn main() -> ExitCode {
     match Cli::parse().task() {
         Ok(Task::Serve(config)) => match serve::run(*config) {
             Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failed(1, &error),
+        },
+        Ok(Task::Fetch(reference)) => match hub::fetch(&reference, &Settings::from_env()) {
+            Ok(path) => {
+                println!("{}", path.display());
+                ExitCode::SUCCESS
+            }
             Err(error) => failed(1, &error),
         },
         Ok(Task::Wipe(dir, scope)) => match disk::wipe(&dir, &scope) {

@@ -115,4 +115,24 @@ fn the_model_is_called_after_its_file() {
         config(&["--model-id", "other/x"]).expect("valid").model_id,
         "other/x"
     );
+    let folder = tempfile::tempdir().expect("a folder");
+    let version = folder.path().join("Qwen2.5-0.5B");
+    std::fs::create_dir(&version).expect("a folder");
+    let id = |model: &str| {
+        let cli = Cli::try_parse_from(["homing-engine", "serve", "--model", model]);
+        match cli.map(Cli::task) {
+            Ok(Ok(Task::Serve(config))) => Ok(config.model_id),
+            Ok(other) => Err(format!("{other:?}")),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    let named = |model: &str, expected: &str| assert_eq!(id(model).as_deref(), Ok(expected));
+    named(&version.display().to_string(), "Qwen2.5-0.5B");
+    named("hf:org/repo", "org/repo");
+    named("hf:org/repo/some.Q4_1.gguf@v1", "some.Q4_1");
+    assert!(
+        id("hf:nothing")
+            .expect_err("refused")
+            .contains("hf:org/repo")
+    );
 }

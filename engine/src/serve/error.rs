@@ -6,12 +6,16 @@ use std::path::PathBuf;
 use zeromq::ZmqError;
 
 use super::size::PoolSizeError;
+use crate::hub::HubError;
 use crate::kv::store::disk::DiskError;
 use crate::model::ModelError;
 
 /// Why a node could not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
+    /// The model cannot be brought from the hub.
+    #[error(transparent)]
+    Hub(#[from] HubError),
     /// The model file cannot be served.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -1,6 +1,6 @@
 //! How does a node start, and how does it end?
 //!
-//! Start: read the file's header → size the pool, or refuse → bind every address → serve `/health`
+//! Start: fetch the model, if it is one of the hub → read the header → size the pool, or refuse → bind every address → serve `/health`
 //! (503) while the weights load → start the engine's thread → say so in one line on stdout.
 //!
 //! End, on SIGTERM or SIGINT: refuse new requests (`/health` 503) → running ones finish, up to the
@@ -15,6 +15,7 @@ mod sockets;
 mod transfer;
 
 use std::io::Write;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -32,7 +33,7 @@ use crate::kv::store::form::Form;
 use crate::kv::store::shared::mooncake::Mooncake;
 use crate::kv::store::shared::{Seal, SharedTier};
 use crate::metrics::Metrics;
-use crate::model::{ModelFile, Model, ModelConfig, ModelOptions};
+use crate::model::{Model, ModelConfig, ModelFile, ModelOptions};
 use crate::parallel::RankGroup;
 use crate::progress::Progress;
 use crate::request::constraint::Formats;
@@ -54,6 +55,7 @@ pub fn run(config: Config) -> Result<(), ServeError> {
     if config.exit_with_stdin {
         exit_with_stdin()?;
     }
+    let model = config.model.local()?;
     // Two threads: one writes streams while the other reads and tokenises. The cores are for the
     // engine; see `Config::threads`.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -64,15 +66,15 @@ pub fn run(config: Config) -> Result<(), ServeError> {
             what: "cannot start the runtime",
             source,
         })?;
-    let served = runtime.block_on(serve(config));
+    let served = runtime.block_on(serve(config, &model));
     // Not waited for: a replay to a slow joiner must not hold up the exit.
     runtime.shutdown_background();
     served
 }
 
-async fn serve(config: Config) -> Result<(), ServeError> {
+async fn serve(config: Config, model: &Path) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
-    let file = ModelFile::open(&config.model)?;
+    let file = ModelFile::open(model)?;
     let model = Model::config(file.header())?;
     let pool = sized(&config, &file, &model)?;
     let metrics = Arc::new(Metrics::new(&config.model_id, pool.blocks as usize));
