@@ -1,6 +1,7 @@
 //! Does any model file, template, conversation or tool upset what makes prompts?
 //!
-//! Three targets: bytes that claim to be a model file; templates put together from hostile pieces;
+//! Five targets: bytes that claim to be a model file, to be a file of weights, to be the small files of a
+//! model folder (`cargo bolero test` fuzzes each for as long as one likes); templates put together from hostile pieces;
 //! messages and tools with every oddity that a client can send. Nothing may panic or take long, and
 //! whatever users write, control tokens come from the template alone.
 
@@ -9,6 +10,8 @@
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
+use prompt::checkpoint::safetensors::SafeTensors;
+use prompt::checkpoint::{self, Checkpoint, Texts};
 use prompt::gguf::Header;
 use prompt::{Answered, ChatInput, PromptBuilder, SegmentCache};
 use serde_json::{Map, Value as Json, json};
@@ -126,6 +129,99 @@ fn model_files() {
                     .encode_with_specials("ab <|im_end|>\u{f0000}é");
                 builder.tokenizer().decode(&tokens);
                 let _ = builder.completion("ab", &SegmentCache::new(0));
+            }
+        });
+}
+
+/// A file of weights with two tensors.
+fn safetensors() -> Vec<u8> {
+    let header = r#"{"__metadata__":{"format":"pt"},"model.embed_tokens.weight":{"dtype":"F16","shape":[3,2],"data_offsets":[0,12]},"model.norm.weight":{"dtype":"F32","shape":[2],"data_offsets":[12,20]}}"#;
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend([0; 20]);
+    file
+}
+
+/// Damages bytes by choice; leaves them alone, too.
+fn damaged(choices: &mut Choices<'_>, mut file: Vec<u8>) -> Vec<u8> {
+    for _ in 0..choices.below(12) {
+        if file.is_empty() {
+            break;
+        }
+        let at = (choices.below(256) << 8 | choices.below(256)) % file.len();
+        match choices.below(5) {
+            0 => file.truncate(at.max(1)),
+            1 => file[at] = 0xff,
+            2 => file[at] ^= 1 << choices.below(8),
+            3 => file[at] = choices.of(b"0123456789-.eE\"{}[],:"),
+            _ => file[at] = choices.below(256) as u8,
+        }
+    }
+    file
+}
+
+#[test]
+fn weight_files() {
+    let sound = safetensors();
+    assert!(SafeTensors::parse("m", &sound).is_ok());
+    bolero::check!()
+        .with_iterations(5000)
+        .for_each(|bytes: &[u8]| {
+            let mut choices = Choices(bytes);
+            let file = match choices.below(4) {
+                0 => bytes.to_vec(),
+                1 => [&(bytes.len() as u64).to_le_bytes(), bytes].concat(),
+                _ => damaged(&mut choices, sound.clone()),
+            };
+            let Ok(read) = SafeTensors::parse("m", &file) else {
+                return;
+            };
+            // Whatever is believed lies in the file.
+            let data = file.len() as u64 - read.data_offset;
+            assert!(read.tensors.iter().all(|t| t.offset + t.bytes <= data));
+        });
+}
+
+const CONFIG_TEXT: &str = r#"{"architectures":["LlamaForCausalLM"],"hidden_size":64,"intermediate_size":128,"num_hidden_layers":2,"num_attention_heads":2,"num_key_value_heads":1,"max_position_embeddings":256,"rms_norm_eps":1e-5,"rope_parameters":{"rope_theta":1e4,"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4,"original_max_position_embeddings":64},"eos_token_id":[1,0]}"#;
+const TOKENIZER_TEXT: &str = r#"{"added_tokens":[{"id":2,"content":"<s>","special":true}],"normalizer":{"type":"NFC"},"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},"behavior":"Isolated"},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]},"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>"}}]},"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":3},"merges":["a b"]}}"#;
+const SETTINGS_TEXT: &str = r#"{"bos_token":"<s>","eos_token":{"content":"<s>"},"chat_template":[{"name":"default","template":"{{ messages[0].content }}"}]}"#;
+
+#[test]
+fn model_folders() {
+    let texts = |files: [Vec<u8>; 3]| {
+        let mut files = files.into_iter();
+        let names = [
+            checkpoint::CONFIG,
+            checkpoint::TOKENIZER,
+            checkpoint::TOKENIZER_CONFIG,
+        ];
+        Texts::read(|name, _| Ok::<_, ()>(names.contains(&name).then(|| files.next()).flatten()))
+    };
+    let sound = [CONFIG_TEXT, TOKENIZER_TEXT, SETTINGS_TEXT].map(|text| text.as_bytes().to_vec());
+    let whole = texts(sound.clone()).ok().unwrap();
+    let header = checkpoint::prompt_header(&whole).unwrap();
+    assert!(PromptBuilder::from_gguf(&header).is_ok() && Checkpoint::read(&whole).is_ok());
+    bolero::check!()
+        .with_iterations(5000)
+        .for_each(|bytes: &[u8]| {
+            let mut choices = Choices(bytes);
+            let which = choices.below(4);
+            let mut files = sound.clone();
+            for (at, file) in files.iter_mut().enumerate() {
+                if which == at || which == 3 {
+                    *file = damaged(&mut choices, std::mem::take(file));
+                }
+            }
+            let Ok(texts) = texts(files) else {
+                return;
+            };
+            if let Ok(read) = Checkpoint::read(&texts) {
+                assert!(read.pair_factors().len() <= 4 * 512);
+            }
+            if let Ok(header) = checkpoint::prompt_header(&texts)
+                && let Ok(builder) = PromptBuilder::from_gguf(&header)
+            {
+                builder.tokenizer().encode_with_specials("ab <s>é");
             }
         });
 }
