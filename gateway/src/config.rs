@@ -84,8 +84,8 @@ impl NormaliseConfig {
 pub struct ModelConfig {
     /// The id in requests, in the ledger and in the nodes' `/v1/models`.
     pub id: String,
-    /// The file with tokenizer and chat template; without it token counts come from nodes alone
-    /// and routes are approximate.
+    /// The GGUF file, or folder in Hugging Face's layout, with tokenizer and chat template; without it
+    /// token counts come from nodes alone and routes are approximate.
     pub gguf: Option<PathBuf>,
 }
 

@@ -8,12 +8,11 @@
 //! chain, so that routes rest on sessions and load alone.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+#[cfg(test)]
+use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use ::prompt::gguf::Header;
 use ::prompt::{Answered, ChatInput, ChatTokens, PromptBuilder, PromptError, SegmentCache};
 use cache_index::block::Namespace;
 
@@ -26,17 +25,17 @@ use dialects::{ChatPrompt, PromptInput, Shared};
 const SEGMENT_BYTES_MAX: usize = 256 << 20;
 /// Tokens remembered with their chains over all conversations: five bytes each, 80 MB.
 const CHAIN_TOKENS_MAX: usize = 16 << 20;
-/// No header is longer than this; what fails up to here is no model file.
-const HEADER_BYTES_MAX: u64 = 1 << 30;
 /// Bytes a token stands for where no tokenizer is known: English text has about four.
 const BYTES_PER_TOKEN_ESTIMATE: usize = 4;
 
 mod chains;
 mod counts;
+mod file;
 mod tokens;
 
 use self::chains::{ChainCache, Held, Last};
 pub(crate) use self::chains::{Hashed, Known};
+use self::file::read_header;
 
 /// The configured models and how their prompts are made.
 pub struct Prompts {
@@ -330,30 +329,6 @@ fn tokens(
             tokens: Vec::new(),
             answers: 0,
         }),
-    }
-}
-
-/// Reads a model file as far as its header goes: the weights behind it may be larger than memory.
-fn read_header(path: &Path) -> Result<Header, String> {
-    /// Vocabularies of 128,000 tokens with their merges take about 8 MB.
-    const FIRST_READ_BYTES: u64 = 16 << 20;
-    let file = File::open(path).map_err(|error| error.to_string())?;
-    let length = file.metadata().map_err(|error| error.to_string())?.len();
-    let mut prefix = Vec::new();
-    let mut most = FIRST_READ_BYTES;
-    loop {
-        let more = most.saturating_sub(prefix.len() as u64);
-        (&file)
-            .take(more)
-            .read_to_end(&mut prefix)
-            .map_err(|error| error.to_string())?;
-        match Header::parse_prefix(&prefix, length) {
-            Ok(header) => return Ok(header),
-            Err(error) if prefix.len() as u64 >= length.min(HEADER_BYTES_MAX) => {
-                return Err(error.to_string());
-            }
-            Err(_) => most = most.saturating_mul(4),
-        }
     }
 }
 

@@ -68,8 +68,9 @@ enum Command {
 /// What `homing up` takes.
 #[derive(Debug, Clone, Args)]
 pub struct UpArgs {
-    /// Model file (GGUF); its id is the file name without `.gguf`
-    #[arg(long, value_name = "PATH", default_value = crate::up::DEFAULT_MODEL)]
+    /// Model: a GGUF file, a folder with config.json and safetensors, or hf:org/repo[/file][@revision]
+    /// on the Hugging Face hub; its id is the file's name without `.gguf`, the folder's, or org/repo
+    #[arg(long, value_name = "MODEL", default_value = crate::up::DEFAULT_MODEL)]
     pub model: PathBuf,
     /// Another name for the model, so that a client which asks for a model of its own need not be
     /// told (repeat it for several; `*` in it stands for any characters; replaces the defaults)

@@ -23,10 +23,12 @@ use crate::serve::Server;
 use crate::store::{Debug, Store, TenantId};
 
 mod announce;
+mod model;
 mod nodes;
 mod plan;
 mod progress;
 
+use model::Model;
 use nodes::{Nodes, NotStarted};
 use plan::Plan;
 use progress::Progress;
@@ -46,7 +48,7 @@ const READY_CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// Runs gateway and nodes until a signal ends them.
 pub fn run(args: &UpArgs) -> Result<(), Failure> {
-    let plan = Plan::make(args)?;
+    let plan = Plan::make(args, Model::named(&args.model, engine_program)?)?;
     let engine = engine_program()?;
     log_to_file(args)?;
     let mut server = Server::start(plan.config()?)?;

@@ -14,6 +14,8 @@ use serde_json::json;
 use crate::cli::{Failure, UpArgs};
 use crate::config::Config;
 
+use super::model::Model;
+
 /// Linux hands 32768 and up to outgoing connections; services with a name are mostly below 20000.
 const PORTS: Range<u16> = 20_000..32_000;
 const PORT_TRIES: usize = 1000;
@@ -51,8 +53,7 @@ pub(super) struct NodePlan {
 }
 
 impl Plan {
-    pub(super) fn make(args: &UpArgs) -> Result<Self, Failure> {
-        let model = model_id(&args.model)?;
+    pub(super) fn make(args: &UpArgs, model: Model) -> Result<Self, Failure> {
         let mixed = args.nodes.unwrap_or(match args.prefill {
             None => NODES_DEFAULT,
             Some(_) => 0,
@@ -82,8 +83,8 @@ impl Plan {
             }
         }
         Ok(Self {
-            model_path: args.model.clone(),
-            model,
+            model_path: model.path,
+            model: model.id,
             threads,
             nodes,
             aliases: args.alias.clone(),
@@ -126,17 +127,6 @@ impl Plan {
     }
 }
 
-/// The id under which nodes serve a model: its file name without `.gguf`.
-fn model_id(path: &Path) -> Result<String, Failure> {
-    if !path.is_file() {
-        let help = "name a file that exists (make run MODEL=path.gguf, or --model); without one, `make run` fetches the default model";
-        return Err(format!("no model at {}: {help}", path.display()).into());
-    }
-    let stem = path.file_stem().and_then(|stem| stem.to_str());
-    stem.map(str::to_owned)
-        .ok_or_else(|| format!("{}: the file name is not UTF-8", path.display()).into())
-}
-
 fn free_port(held: &mut Vec<TcpListener>) -> Result<SocketAddr, Failure> {
     for _ in 0..PORT_TRIES {
         let port = rand::random_range(PORTS);
@@ -171,7 +161,8 @@ mod tests {
             data: dir.path().join("data"),
             json: true,
         };
-        let plan = Plan::make(&args).unwrap();
+        let named = || Model::named(&args.model, || unreachable!()).unwrap();
+        let plan = Plan::make(&args, named()).unwrap();
         assert!(plan.threads >= 1);
         let config = plan.config().unwrap();
         assert_eq!(config.nodes.len(), 3);
@@ -184,17 +175,8 @@ mod tests {
             decode: Some(2),
             ..args.clone()
         };
-        let config = Plan::make(&apart).unwrap().config().unwrap();
+        let config = Plan::make(&apart, named()).unwrap().config().unwrap();
         let roles = config.nodes.iter().map(|node| node.duty.role.as_str());
         assert_eq!(roles.collect::<Vec<_>>(), ["prefill", "decode", "decode"]);
-        let missing = UpArgs {
-            model: dir.path().join("none.gguf"),
-            ..args
-        };
-        let error = Plan::make(&missing).err().unwrap().to_string();
-        assert!(
-            error.contains("make run") && error.contains("--model"),
-            "{error}"
-        );
     }
 }
