@@ -1,5 +1,5 @@
 # `make run` is a working endpoint; `make test` is every test. Both do their own set-up.
-#   make run MODEL=path.gguf           another model
+#   make run MODEL=path.gguf           another model: a file, a folder, or hf:org/repo
 #   make run ARGS="--nodes 4"          any other flag of `homing up`
 
 SHELL := /bin/sh
