@@ -143,7 +143,8 @@ fn the_model_is_called_after_its_file() {
         let cli = Cli::try_parse_from(["homing-engine", "serve", "--model", model]);
         match cli.map(Cli::task) {
             Ok(Ok(Task::Serve(config))) => Ok(config.model_id),
-            other => Err(format!("{other:?}")),
+            Ok(other) => Err(format!("{other:?}")),
+            Err(error) => Err(error.to_string()),
         }
     };
     let named = |model: &str, expected: &str| assert_eq!(id(model).as_deref(), Ok(expected));

@@ -12,13 +12,13 @@ use crate::architectures::{MODELS, Weighed, path, run};
 use crate::folder::{Stored, write};
 
 fn model(file: &Path, ops: OpsKind) -> Model {
-    let file = ModelFile::open(file).unwrap_or_else(|error| panic!("{error}"));
+    let file = ModelFile::open(file).expect("the folder opens");
     let options = ModelOptions {
         ops,
         threads: 2,
         kv_blocks: 16,
     };
-    Model::load(&file, &options, &mut |_| ()).unwrap_or_else(|error| panic!("{error}"))
+    Model::load(&file, &options, &mut |_| ()).expect("the model loads")
 }
 
 fn bits(file: &Path, ops: OpsKind) -> Vec<u32> {

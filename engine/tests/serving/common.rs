@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -59,10 +59,15 @@ impl Node {
     }
 
     pub(crate) fn start_with(args: &[&str], token: Option<&'static str>) -> Node {
+        Self::start_model(&model_path(), args, token)
+    }
+
+    /// A node of another model.
+    pub(crate) fn start_model(model: &Path, args: &[&str], token: Option<&'static str>) -> Node {
         let mut command = engine();
         command.args(["serve", "--listen", "127.0.0.1:0", "--model-id", MODEL]);
         command.args(["--exit-with-stdin", "--threads", "2"]);
-        command.arg("--model").arg(model_path()).args(args);
+        command.arg("--model").arg(model).args(args);
         if let Some(token) = token {
             command.env("HOMING_NODE_TOKEN", token);
         }

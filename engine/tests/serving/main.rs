@@ -8,10 +8,13 @@
 
 mod api;
 mod bad_input;
+mod checkpoint;
 mod choices;
 mod clients;
 mod common;
 mod events;
+#[path = "../folder/mod.rs"]
+mod folder;
 mod forms;
 #[path = "../mooncake_twin/mod.rs"]
 mod mooncake_twin;

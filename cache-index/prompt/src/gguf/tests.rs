@@ -93,15 +93,16 @@ fn reads_a_sound_header() {
     );
 }
 
+fn check(bytes: Vec<u8>, expected: &str) {
+    let error = Header::parse(&bytes).unwrap_err().to_string();
+    assert!(
+        error.contains(expected),
+        "{error:?} does not say {expected:?}"
+    );
+}
+
 #[test]
 fn refuses_each_kind_of_damage_by_name() {
-    let check = |bytes: Vec<u8>, expected: &str| {
-        let error = Header::parse(&bytes).unwrap_err().to_string();
-        assert!(
-            error.contains(expected),
-            "{error:?} does not say {expected:?}"
-        );
-    };
     let key = |t: u32| Bytes::header(0, 1).string("k").u32(t);
     check(vec![], "nothing");
     check(b"PK\x03\x04zip".to_vec(), "`PK\\x03\\x04`");
@@ -143,6 +144,10 @@ fn refuses_each_kind_of_damage_by_name() {
     let align = Bytes::header(0, 1).string("general.alignment").u32(4);
     check(align.clone().u32(0).raw(&[0; 9]).0, "power of two");
     check(align.u32(48).raw(&[0; 9]).0, "power of two");
+}
+
+#[test]
+fn refuses_tensors_that_cannot_be_by_name() {
     let one = |dims: &[u64], dtype, offset| {
         Bytes::header(1, 0)
             .tensor("t", dims, dtype, offset)

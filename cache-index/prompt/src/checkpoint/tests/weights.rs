@@ -98,6 +98,11 @@ fn each_kind_of_damage_has_a_name() {
         &["the last one", "4 of 5"],
     );
     check(&entry("F32", "[1]", "[4,8]", 8), &["leaves a gap"]);
+}
+
+#[test]
+fn tensors_lie_beside_each_other() {
+    let check = |bytes: &[u8], expected: &[&str]| refused(parse(bytes), expected);
     let two = |second: &str, name: &str| {
         let header = format!(
             r#"{{"t":{{"dtype":"F32","shape":[2],"data_offsets":[0,8]}},"{name}":{{"dtype":"F32","shape":[2],"data_offsets":{second}}}}}"#
@@ -124,8 +129,11 @@ fn every_cut_and_bit_flip_is_an_error_or_another_sound_file() {
     }
 }
 
+/// A tensor's name, rows and columns.
+type Matrix = (&'static str, [u64; 2]);
+
 /// A model's header from shards of these tensors.
-fn header(config: Json, shards: &[(&str, &[(&str, [u64; 2])])]) -> Result<Header, String> {
+fn header(config: Json, shards: &[(&str, &[Matrix])]) -> Result<Header, String> {
     let (config, tokenizer) = (config.to_string(), tokenizer().to_string());
     let texts = texts(&[(CONFIG, &config), (TOKENIZER, &tokenizer)]);
     let checkpoint = Checkpoint::read(&texts).unwrap();
@@ -156,8 +164,8 @@ fn header(config: Json, shards: &[(&str, &[(&str, [u64; 2])])]) -> Result<Header
     header.map_err(|error| error.to_string())
 }
 
-const TABLE: (&str, [u64; 2]) = ("model.embed_tokens.weight", [4, 64]);
-const QUERY: (&str, [u64; 2]) = ("model.layers.10.self_attn.q_proj.weight", [64, 64]);
+const TABLE: Matrix = ("model.embed_tokens.weight", [4, 64]);
+const QUERY: Matrix = ("model.layers.10.self_attn.q_proj.weight", [64, 64]);
 
 #[test]
 fn tensors_get_the_names_of_gguf() {
@@ -202,7 +210,7 @@ fn tensors_get_the_names_of_gguf() {
 #[test]
 fn the_output_matrix_is_the_table_where_the_model_says_so() {
     let head = [TABLE, ("lm_head.weight", [4, 64])];
-    let count = |tied: Json, tensors: &[(&str, [u64; 2])]| {
+    let count = |tied: Json, tensors: &[Matrix]| {
         let config = with(json!({"tie_word_embeddings": tied}));
         header(config, &[("one", tensors)]).map(|header| header.tensors.len())
     };
