@@ -446,18 +446,23 @@ impl<W: Format, const M: usize, const FINE: bool> QuantisedTile<'_, W, M, FINE> 
                 } else {
                     W::second_scale(isa, affine, block)
                 };
-                for row in 0..M {
+                let firsts = of_tile::<_, M>(&input.firsts[place], slot);
+                let mut starts = [0; M];
+                for (row, start) in starts.iter_mut().enumerate() {
+                    let sum = match (W::HALVES, half) {
+                        (false, _) => sums[row],
+                        (true, 0) => firsts[row],
+                        _ => sums[row] - firsts[row],
+                    };
+                    *start = -W::offset::<I>() * sum;
+                }
+                for (row, start) in starts.iter().enumerate() {
                     let mut dot = isa.load_int(&upper[row]);
                     if FINE {
                         dot = isa.add_int(isa.up_7(dot), isa.load_int(&lower[row]));
                     }
                     if W::offset::<I>() != 0 {
-                        let sum = match (W::HALVES, half) {
-                            (false, _) => sums[row],
-                            (true, 0) => of_tile::<_, M>(&input.firsts[place], slot)[row],
-                            _ => sums[row] - of_tile::<_, M>(&input.firsts[place], slot)[row],
-                        };
-                        dot = isa.add_int(dot, isa.splat_int(-W::offset::<I>() * sum));
+                        dot = isa.add_int(dot, isa.splat_int(*start));
                     }
                     let scale = isa.mul(scale, isa.splat(factors[row]));
                     let out = &mut self.out[row];

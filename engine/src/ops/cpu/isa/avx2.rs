@@ -31,6 +31,20 @@ macro_rules! proven {
     };
 }
 
+/// Runs the body for each index below a constant of at most 8, by copies of it: as a loop the
+/// compiler would work out anew for each index where its bits lie.
+macro_rules! copies {
+    ($index:ident < $count:expr, $body:block) => {
+        copies!(@ $index $count, $body, 0 1 2 3 4 5 6 7);
+    };
+    (@ $index:ident $count:expr, $body:block, $($number:literal)+) => {
+        $(if $number < $count {
+            let $index = $number;
+            $body
+        })+
+    };
+}
+
 /// Both halves of a lane-wise operation.
 macro_rules! halves {
     ($op:ident, $($arg:ident),+) => { proven!([$op($($arg[0]),+), $op($($arg[1]),+)]) };
@@ -306,7 +320,7 @@ impl Isa for Avx2 {
         inputs: &[[i8; 32]; M],
         out: &mut Dots<M>,
     ) {
-        dots::<Four, M>(lines.as_ptr(), [0, 8], inputs, out);
+        dots::<Four, 0, 0, M>(lines.as_ptr(), inputs, out);
     }
 
     #[inline(always)]
@@ -316,7 +330,7 @@ impl Isa for Avx2 {
         inputs: &[[i8; 32]; M],
         out: &mut Dots<M>,
     ) {
-        dots::<Five, M>(lines.as_ptr(), [0, 4], inputs, out);
+        dots::<Five, 0, 4, M>(lines.as_ptr(), inputs, out);
     }
 
     #[inline(always)]
@@ -326,8 +340,11 @@ impl Isa for Avx2 {
         inputs: &[[i8; 32]; M],
         out: &mut Dots<M>,
     ) {
-        let starts = if second { [4, 6] } else { [0, 2] };
-        dots::<Six, M>(lines.as_ptr(), starts, inputs, out);
+        if second {
+            dots::<Six, 4, 6, M>(lines.as_ptr(), inputs, out);
+        } else {
+            dots::<Six, 0, 2, M>(lines.as_ptr(), inputs, out);
+        }
     }
 
     #[inline(always)]
@@ -343,7 +360,7 @@ impl Isa for Avx2 {
             for half in 0..2 {
                 let inputs = opaque(inputs);
                 let mut sums = [_mm256_setzero_si256(); M];
-                for index in 0..8 {
+                copies!(index < 8, {
                     let weights = Signed::weights(lines.as_ptr(), half, index);
                     let sizes = _mm256_abs_epi8(weights);
                     for (row, sum) in sums.iter_mut().enumerate() {
@@ -352,7 +369,7 @@ impl Isa for Avx2 {
                         let pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(sizes, signed), one);
                         *sum = _mm256_add_epi32(*sum, pairs);
                     }
-                }
+                });
                 for (out, sum) in out.iter_mut().zip(sums) {
                     _mm256_storeu_si256(out.as_mut_ptr().add(8 * half).cast(), sum);
                 }
@@ -523,13 +540,34 @@ fn opaque(mut place: *const i8) -> *const i8 {
     place
 }
 
-/// Products of `M` input rows with unsigned weights, over as many columns from each start as 16
-/// bits hold the sums of. Eight weight rows at a time: the sums of 12 input rows, two vectors of
-/// weights and one of input are all the registers there are.
+/// Adds to `sums` the products of `M` input rows with unsigned weights, over as many columns from
+/// `4 FROM` on as 16 bits hold the sums of.
 #[inline(always)]
-fn dots<U: Unpack, const M: usize>(
+fn pairs<U: Unpack, const FROM: usize, const M: usize>(
+    (lines, half): (*const Line, usize),
+    inputs: *const i8,
+) -> [__m256i; M] {
+    proven! {
+        let inputs = opaque(inputs);
+        let mut sums = [_mm256_setzero_si256(); M];
+        copies!(place < U::TOGETHER, {
+            let index = FROM + place;
+            let weights = U::weights(lines, half, index);
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let four = four_bytes(inputs.add(32 * row), index);
+                *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(weights, four));
+            }
+        });
+        sums
+    }
+}
+
+/// Sums of products over the columns from `4 FIRST` on, and if it is another place those from
+/// `4 SECOND` on. Eight weight rows at a time: the sums of 12 input rows, two vectors of weights and
+/// one of input are all the registers there are.
+#[inline(always)]
+fn dots<U: Unpack, const FIRST: usize, const SECOND: usize, const M: usize>(
     lines: *const Line,
-    starts: [usize; 2],
     inputs: &[[i8; 32]; M],
     out: &mut Dots<M>,
 ) {
@@ -537,28 +575,17 @@ fn dots<U: Unpack, const M: usize>(
     proven! {
         let one = _mm256_set1_epi16(1);
         for half in 0..2 {
-            for (turn, start) in starts.into_iter().enumerate() {
-                if start >= 8 {
-                    continue;
-                }
-                let inputs = opaque(inputs);
-                let mut sums = [_mm256_setzero_si256(); M];
-                let mut index = start;
-                while index < start + U::TOGETHER {
-                    let weights = U::weights(lines, half, index);
-                    for (row, sum) in sums.iter_mut().enumerate() {
-                        let four = four_bytes(inputs.add(32 * row), index);
-                        *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(weights, four));
-                    }
-                    index += 1;
-                }
+            let sums = pairs::<U, FIRST, M>((lines, half), inputs);
+            for (out, sum) in out.iter_mut().zip(sums) {
+                let to: *mut __m256i = out.as_mut_ptr().add(8 * half).cast();
+                _mm256_storeu_si256(to, _mm256_madd_epi16(sum, one));
+            }
+            if SECOND != FIRST {
+                let sums = pairs::<U, SECOND, M>((lines, half), inputs);
                 for (out, sum) in out.iter_mut().zip(sums) {
                     let to: *mut __m256i = out.as_mut_ptr().add(8 * half).cast();
-                    let mut sum = _mm256_madd_epi16(sum, one);
-                    if turn > 0 {
-                        sum = _mm256_add_epi32(sum, _mm256_loadu_si256(to));
-                    }
-                    _mm256_storeu_si256(to, sum);
+                    let sum = _mm256_madd_epi16(sum, one);
+                    _mm256_storeu_si256(to, _mm256_add_epi32(sum, _mm256_loadu_si256(to)));
                 }
             }
         }
