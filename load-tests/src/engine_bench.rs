@@ -173,8 +173,11 @@ async fn best_flags(args: &Args, row: Row, prompts: &mut Prompts) -> Result<Side
     let mut best: Option<(f64, Side)> = None;
     for side in Side::theirs(args, row) {
         let mut running = Running::new(side.clone());
-        row.measure(&mut running, prompts).await?;
-        let figure = row.measure(&mut running, prompts).await?;
+        let mut figure = row.measure(&mut running, prompts).await?;
+        if !row.is_long() {
+            // Once more: pages were touched for the first time.
+            figure = row.measure(&mut running, prompts).await?;
+        }
         eprintln!("  {} llama.cpp {}: {figure:.2}", row.name(), side.flags());
         let better = match (&best, row.better()) {
             (None, _) => true,

@@ -24,8 +24,9 @@ const DECODE_TOKENS: u32 = 128;
 const MANY_TOKENS: u32 = 64;
 /// Sequences of the rows with many.
 const MANY: usize = 16;
-/// Tokens of the prompts whose answers are decoded side by side.
-const MANY_PROMPT: usize = 128;
+/// Tokens of the prompts whose answers are decoded side by side: so few that all of them fit a step,
+/// and no answer begins when another has ended.
+const MANY_PROMPT: usize = 16;
 /// What all of many requests have in common, and what each has of its own.
 const SHARED: (usize, usize) = (1024, 256);
 /// A conversation's first turn, and what the second one adds.
@@ -79,6 +80,14 @@ impl Row {
             Self::SharedPrefix | Self::SecondTurn | Self::Start => Better::Less,
             _ => Better::More,
         }
+    }
+
+    /// Whether the first time is so long that the start does not show in it.
+    pub(super) fn is_long(self) -> bool {
+        matches!(
+            self,
+            Self::Prefill2048 | Self::Decode16 | Self::SharedPrefix
+        )
     }
 
     pub(super) fn unit(self) -> &'static str {
