@@ -3,6 +3,7 @@
 //! Flags are their own type, checked once and converted into [`Config`], so that nothing past this
 //! file sees an unchecked value.
 
+mod address;
 mod error;
 mod model;
 mod packed;
@@ -10,7 +11,7 @@ mod pool;
 mod shared;
 mod tiers;
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ use crate::request::constraint::FormatChoice;
 use crate::scheduler::pace::Beside;
 use crate::server::auth::NodeToken;
 use crate::server::role::Role;
+use address::{kv_listen, resolve};
 pub use error::ConfigError;
 pub use model::ModelSource;
 pub use packed::PackedWeights;
@@ -100,7 +102,7 @@ struct WipeArgs {
 struct ServeArgs {
     /// The model (Llama, Mistral, Qwen2, Qwen3): a GGUF file (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0,
     /// Q5_1, Q4_K, Q5_K or Q6_K), a folder with config.json and safetensors (F32, F16, BF16), or
-    /// hf:org/repo[/file][@revision] on the hub, which is fetched first.
+    /// `hf:org/repo[/file][@revision]` on the hub, which is fetched first.
     #[arg(long, value_name = "MODEL")]
     model: ModelSource,
     /// Where weights are kept as the kernels want them, so that the next start is quick: beside the
@@ -388,18 +390,6 @@ impl ServeArgs {
     }
 }
 
-fn kv_listen(endpoint: &str) -> Result<SocketAddr, ConfigError> {
-    let address = endpoint
-        .strip_prefix("tcp://")
-        .map(ToSocketAddrs::to_socket_addrs);
-    let address = address.and_then(|addresses| addresses.ok()?.next());
-    address.ok_or_else(|| ConfigError::Value {
-        flag: "kv-listen",
-        found: endpoint.to_owned(),
-        allowed: "an address and port, such as tcp://10.0.0.5:8100".to_owned(),
-    })
-}
-
 fn model_id(args: &ServeArgs) -> Result<String, ConfigError> {
     let own = || args.model.model_id();
     let id = args.model_id.clone().unwrap_or_else(own);
@@ -412,18 +402,6 @@ fn model_id(args: &ServeArgs) -> Result<String, ConfigError> {
         flag: "model-id",
         found: format!("{id:?}"),
         allowed,
-    })
-}
-
-fn resolve(listen: &str) -> Result<SocketAddr, ConfigError> {
-    let address = listen
-        .to_socket_addrs()
-        .ok()
-        .and_then(|mut addresses| addresses.next());
-    address.ok_or_else(|| ConfigError::Value {
-        flag: "listen",
-        found: listen.to_owned(),
-        allowed: "an address and port, such as 127.0.0.1:8000".to_owned(),
     })
 }
 

@@ -3,8 +3,8 @@
 //! A row is one figure. Both programs are up while it is measured, and take turns: the one that
 //! idles takes no processor, and a change of the machine's speed hits both. The opponent's flags
 //! are chosen for each row: each listed set is measured once, and the best stays. A round during
-//! which other processes took more than [`quiet::OTHERS_MOST`] of one core does not count; after
-//! [`REFUSED_MOST`] such rounds the row is given as it is, marked as contended, with the load.
+//! which other processes took more than `quiet::OTHERS_MOST` of one core does not count; after
+//! `REFUSED_MOST` such rounds the row is given as it is, marked as contended, with the load.
 //! Figures are medians over rounds; ratios are what counts.
 
 mod alone;

@@ -1,7 +1,7 @@
 //! How does a model come from the hub?
 //!
 //! `hf:org/repo[/file][@revision]` names a GGUF file or a whole checkpoint. States: *asked* (one request
-//! lists the revision's files with their hashes) → *chosen* ([`choose`]: which of them make the model) →
+//! lists the revision's files with their hashes) → *chosen* (`choose`: which of them make the model) →
 //! each file *there* already, or *fetched* (`download`: resumed, checked, then put under its name) →
 //! *named* (the revision points to the commit). A process that is killed in any of them leaves only
 //! parts under `.incomplete`, which the next one goes on from.

@@ -3,7 +3,7 @@
 //! One allocation for the whole pool: layer, then block, then head, then a *tile*: the keys of 16
 //! tokens, transposed (so that one vector register holds the same dimension of 16 tokens and a
 //! score needs no sum across lanes), followed by their values, token by token. They are kept in the
-//! format the ops read them in, a type that [`KvFormat`](crate::kv::layout::KvFormat) describes.
+//! format the ops read them in, a type that [`KvFormat`] describes.
 //!
 //! The memory is zeroed by the operating system and so costs nothing before it is first written;
 //! every value in it is finite at all times, which lets attention multiply masked positions by 0.

@@ -68,7 +68,7 @@ enum Command {
 /// What `homing up` takes.
 #[derive(Debug, Clone, Args)]
 pub struct UpArgs {
-    /// Model: a GGUF file, a folder with config.json and safetensors, or hf:org/repo[/file][@revision]
+    /// Model: a GGUF file, a folder with config.json and safetensors, or `hf:org/repo[/file][@revision]`
     /// on the Hugging Face hub; its id is the file's name without `.gguf`, the folder's, or org/repo
     #[arg(long, value_name = "MODEL", default_value = crate::up::DEFAULT_MODEL)]
     pub model: PathBuf,

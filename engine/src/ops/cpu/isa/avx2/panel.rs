@@ -1,0 +1,180 @@
+//! How are the lines of a block unpacked into AVX2 registers, and multiplied with many rows at once?
+
+use std::arch::x86_64::*;
+
+use super::super::{Dots, Line};
+
+/// How the lines of a block become vectors: 8 rows of four columns.
+pub(super) trait Unpack {
+    /// Vectors of products that 16 bits hold the sum of, whatever the input.
+    const TOGETHER: usize;
+    /// The weights of rows `8 half..` and columns `4 index..` of the block that begins here.
+    unsafe fn weights(lines: *const Line, half: usize, index: usize) -> __m256i;
+}
+
+pub(super) struct Four;
+pub(super) struct Five;
+pub(super) struct Six;
+pub(super) struct Signed;
+
+#[inline(always)]
+unsafe fn line_half(lines: *const Line, half: usize, line: usize) -> __m256i {
+    // SAFETY: the caller gives lines of a whole block, and two halves are in each.
+    unsafe { _mm256_load_si256(lines.add(line).cast::<__m256i>().add(half)) }
+}
+
+impl Unpack for Four {
+    const TOGETHER: usize = 8;
+    #[inline(always)]
+    unsafe fn weights(lines: *const Line, half: usize, index: usize) -> __m256i {
+        // SAFETY: the caller's lines are a block's, the processor has AVX2.
+        unsafe {
+            let both = line_half(lines, half, index % 4);
+            let nibbles = if index < 4 {
+                both
+            } else {
+                _mm256_srli_epi16::<4>(both)
+            };
+            _mm256_and_si256(nibbles, _mm256_set1_epi8(15))
+        }
+    }
+}
+
+impl Unpack for Five {
+    const TOGETHER: usize = 4;
+    #[inline(always)]
+    unsafe fn weights(lines: *const Line, half: usize, index: usize) -> __m256i {
+        // SAFETY: as above.
+        unsafe {
+            let above = line_half(lines, half, 4);
+            let moved = match index {
+                0 => _mm256_slli_epi16::<4>(above),
+                1 => _mm256_slli_epi16::<3>(above),
+                2 => _mm256_slli_epi16::<2>(above),
+                3 => _mm256_slli_epi16::<1>(above),
+                4 => above,
+                5 => _mm256_srli_epi16::<1>(above),
+                6 => _mm256_srli_epi16::<2>(above),
+                _ => _mm256_srli_epi16::<3>(above),
+            };
+            let fifth = _mm256_and_si256(moved, _mm256_set1_epi8(16));
+            _mm256_or_si256(Four::weights(lines, half, index), fifth)
+        }
+    }
+}
+
+impl Unpack for Six {
+    const TOGETHER: usize = 2;
+    #[inline(always)]
+    unsafe fn weights(lines: *const Line, half: usize, index: usize) -> __m256i {
+        // SAFETY: as above.
+        unsafe {
+            let above = line_half(lines, half, 4 + index / 4);
+            let moved = match index % 4 {
+                0 => _mm256_slli_epi16::<4>(above),
+                1 => _mm256_slli_epi16::<2>(above),
+                2 => above,
+                _ => _mm256_srli_epi16::<2>(above),
+            };
+            let upper = _mm256_and_si256(moved, _mm256_set1_epi8(48));
+            _mm256_or_si256(Four::weights(lines, half, index), upper)
+        }
+    }
+}
+
+impl Unpack for Signed {
+    const TOGETHER: usize = 0;
+    #[inline(always)]
+    unsafe fn weights(lines: *const Line, half: usize, index: usize) -> __m256i {
+        // SAFETY: as above.
+        unsafe { _mm256_xor_si256(line_half(lines, half, index), _mm256_set1_epi8(-128)) }
+    }
+}
+
+/// A whole block, unpacked.
+#[inline(always)]
+pub(super) fn block<U: Unpack>(lines: *const Line) -> [[__m256i; 8]; 2] {
+    proven! {
+        let mut weights = [[_mm256_setzero_si256(); 8]; 2];
+        for (half, weights) in weights.iter_mut().enumerate() {
+            for (index, weights) in weights.iter_mut().enumerate() {
+                *weights = U::weights(lines, half, index);
+            }
+        }
+        weights
+    }
+}
+
+/// The same four bytes of an input row in every lane.
+#[inline(always)]
+pub(super) unsafe fn four_bytes(input: *const i8, index: usize) -> __m256i {
+    // SAFETY: the caller's row has 32 bytes, and `index` is below 8.
+    unsafe { _mm256_set1_epi32(input.cast::<i32>().add(index).read_unaligned()) }
+}
+
+/// The same address, of which the compiler does not know that it is: it would keep what it loaded
+/// there for the second half of the weights, for which there are no registers.
+#[expect(
+    clippy::pointers_in_nomem_asm_block,
+    reason = "nothing is read there: only the address passes through"
+)]
+#[inline(always)]
+pub(super) fn opaque(mut place: *const i8) -> *const i8 {
+    // SAFETY: no instruction at all.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) place, options(nomem, nostack, preserves_flags));
+    }
+    place
+}
+
+/// Adds to `sums` the products of `M` input rows with unsigned weights, over as many columns from
+/// `4 FROM` on as 16 bits hold the sums of.
+#[inline(always)]
+fn pairs<U: Unpack, const FROM: usize, const M: usize>(
+    (lines, half): (*const Line, usize),
+    inputs: *const i8,
+) -> [__m256i; M] {
+    proven! {
+        let inputs = opaque(inputs);
+        let mut sums = [_mm256_setzero_si256(); M];
+        copies!(place < U::TOGETHER, {
+            let index = FROM + place;
+            let weights = U::weights(lines, half, index);
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let four = four_bytes(inputs.add(32 * row), index);
+                *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(weights, four));
+            }
+        });
+        sums
+    }
+}
+
+/// Sums of products over the columns from `4 FIRST` on, and if it is another place those from
+/// `4 SECOND` on. Eight weight rows at a time: the sums of 12 input rows, two vectors of weights and
+/// one of input are all the registers there are.
+#[inline(always)]
+pub(super) fn dots<U: Unpack, const FIRST: usize, const SECOND: usize, const M: usize>(
+    lines: *const Line,
+    inputs: &[[i8; 32]; M],
+    out: &mut Dots<M>,
+) {
+    let inputs: *const i8 = inputs.as_ptr().cast();
+    proven! {
+        let one = _mm256_set1_epi16(1);
+        for half in 0..2 {
+            let sums = pairs::<U, FIRST, M>((lines, half), inputs);
+            for (out, sum) in out.iter_mut().zip(sums) {
+                let to: *mut __m256i = out.as_mut_ptr().add(8 * half).cast();
+                _mm256_storeu_si256(to, _mm256_madd_epi16(sum, one));
+            }
+            if SECOND != FIRST {
+                let sums = pairs::<U, SECOND, M>((lines, half), inputs);
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    let to: *mut __m256i = out.as_mut_ptr().add(8 * half).cast();
+                    let sum = _mm256_madd_epi16(sum, one);
+                    _mm256_storeu_si256(to, _mm256_add_epi32(sum, _mm256_loadu_si256(to)));
+                }
+            }
+        }
+    }
+}
