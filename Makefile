@@ -26,7 +26,7 @@ help:
 	@echo 'make check-mooncake two engine nodes share KV through a real Mooncake Store (installs 200 MB; ~5 minutes)'
 	@echo 'make lint           formatting, clippy, documentation, tidy'
 	@echo 'make setup          only what run needs: cmake (.tools/), default model (models/)'
-	@echo 'make bench-engine   the engine beside the server of llama.cpp (builds it, ~10 minutes)'
+	@echo 'make bench-engine   the engine beside the server of llama.cpp, on four files (an hour; ARGS="q4_0 --rows start")'
 	@echo 'make bench-gateway  the gateway beside SMG and nginx (~15 minutes)'
 	@echo 'make bench-routing  where the gateway and SMG send turns, before simulated nodes (~15 minutes)'
 	@echo 'make bench-disaggregation'
