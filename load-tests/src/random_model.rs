@@ -3,8 +3,8 @@
 //!
 //! Shape and vocabulary decide about speed, and what the weights say does not; so the shape is that
 //! of Llama 3.2 1B (16 layers of 2,048, feed-forward 8,192, 32 heads over 8 key heads of 64, tied
-//! embeddings, 128,256 tokens, rope factors by pair), and the vocabulary comes from a file that has
-//! nothing else. Weights are BF16, nearly normal, with a variance that keeps the residual stream in
+//! embeddings, 128,256 tokens; rope is not scaled, whose factors cost nothing), and the vocabulary comes
+//! from a file that has nothing else. Weights are BF16, nearly normal, with a variance that keeps the residual stream in
 //! bounds; llama.cpp's quantiser makes other formats of it.
 
 use std::collections::BTreeMap;
@@ -138,7 +138,6 @@ fn tensors(vocab: usize) -> Vec<Tensor> {
     let mut all = vec![
         random("token_embd.weight".into(), WIDTH, vocab, keep(WIDTH)),
         exactly("output_norm.weight".into(), vec![1.0; WIDTH]),
-        exactly("rope_freqs.weight".into(), pair_factors()),
     ];
     let (queries, keys) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
     for layer in 0..LAYERS {
@@ -160,27 +159,6 @@ fn tensors(vocab: usize) -> Vec<Tensor> {
         }
     }
     all
-}
-
-/// What Llama 3's scaling divides each pair's frequency by: nothing for short waves, 32 for those
-/// longer than the context of the first training (8,192), and between in proportion.
-fn pair_factors() -> Vec<f32> {
-    let (factor, low, high, original) = (32.0, 1.0, 4.0, 8192.0);
-    let half = HEAD_DIM / 2;
-    let of_pair = |pair: usize| {
-        let frequency = 500_000_f64.powf(-(pair as f64) / half as f64);
-        let wave = 2.0 * std::f64::consts::PI / frequency;
-        let turns: f64 = original / wave;
-        if turns > high {
-            return 1.0;
-        }
-        if turns < low {
-            return factor;
-        }
-        let smooth = (turns - low) / (high - low);
-        1.0 / ((1.0 - smooth) / factor + smooth)
-    };
-    (0..half).map(|pair| of_pair(pair) as f32).collect()
 }
 
 fn write(

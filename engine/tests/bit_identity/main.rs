@@ -10,6 +10,7 @@ mod broken;
 mod memory;
 #[path = "../mooncake_twin/mod.rs"]
 mod mooncake_twin;
+mod packed;
 mod ranks;
 mod refusals;
 mod seams;

@@ -66,6 +66,26 @@ pub(crate) trait Kernel {
     fn run<I: Isa>(self, isa: I) -> Self::Output;
 }
 
+/// The sums of a panel as they are made where they need no order of their own.
+macro_rules! panel {
+    ($what:literal, $name:ident, $lines:literal, $unpack:ident, $dot:ident) => {
+        #[doc = concat!($what, " for `M` rows, from 0.")]
+        #[inline(always)]
+        fn $name<const M: usize>(
+            self,
+            lines: &[Line; $lines],
+            inputs: &[[i8; 32]; M],
+            out: &mut Dots<M>,
+        ) {
+            let weights = self.$unpack(lines);
+            for (input, out) in inputs.iter().zip(out) {
+                let dot = self.$dot(&weights, input, self.splat_int(0));
+                self.store_int(dot, out);
+            }
+        }
+    };
+}
+
 /// An instruction set, as operations on 16 lanes.
 pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// 16 lanes of f32.
@@ -159,35 +179,16 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// block of weights that was unpacked before: where registers are few, they can go over the
     /// weights in an order that needs no more of them than there are.
     const BY_PANEL: bool = false;
-    /// [`Isa::dot_four`] of `M` rows, from 0.
-    #[inline(always)]
-    fn dots_four<const M: usize>(
-        self,
-        lines: &[Line; 4],
-        inputs: &[[i8; 32]; M],
-        out: &mut Dots<M>,
-    ) {
-        let weights = self.four(lines);
-        for (input, out) in inputs.iter().zip(out) {
-            let dot = self.dot_four(&weights, input, self.splat_int(0));
-            self.store_int(dot, out);
-        }
-    }
-    /// [`Isa::dot_six`] of 5-bit weights and `M` rows, from 0.
-    #[inline(always)]
-    fn dots_five<const M: usize>(
-        self,
-        lines: &[Line; 5],
-        inputs: &[[i8; 32]; M],
-        out: &mut Dots<M>,
-    ) {
-        let weights = self.five(lines);
-        for (input, out) in inputs.iter().zip(out) {
-            let dot = self.dot_six(&weights, input, self.splat_int(0));
-            self.store_int(dot, out);
-        }
-    }
-    /// [`Isa::dot_half`] of 6-bit weights and `M` rows, from 0.
+    panel!("[`Isa::dot_four`]", dots_four, 4, four, dot_four);
+    panel!(
+        "[`Isa::dot_six`] of 5-bit weights",
+        dots_five,
+        5,
+        five,
+        dot_six
+    );
+    panel!("[`Isa::dot_bytes`]", dots_bytes, 8, bytes, dot_bytes);
+    /// [`Isa::dot_half`] of 6-bit weights for `M` rows, from 0.
     #[inline(always)]
     fn dots_half<const M: usize>(
         self,
@@ -198,20 +199,6 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         let weights = self.six(lines);
         for (input, out) in inputs.iter().zip(out) {
             let dot = self.dot_half(&weights, second, input, self.splat_int(0));
-            self.store_int(dot, out);
-        }
-    }
-    /// [`Isa::dot_bytes`] of `M` rows, from 0.
-    #[inline(always)]
-    fn dots_bytes<const M: usize>(
-        self,
-        lines: &[Line; 8],
-        inputs: &[[i8; 32]; M],
-        out: &mut Dots<M>,
-    ) {
-        let weights = self.bytes(lines);
-        for (input, out) in inputs.iter().zip(out) {
-            let dot = self.dot_bytes(&weights, input, self.splat_int(0));
             self.store_int(dot, out);
         }
     }
