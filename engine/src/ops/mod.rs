@@ -146,7 +146,10 @@ pub struct Rotation {
 pub enum Precision {
     /// 8 bits are enough.
     Coarse,
-    /// 8 bits would be the largest error of the model; about 15 are needed.
+    /// 8 bits are enough but where a few values stand out so far that their neighbours drown: where
+    /// the square of a group's largest value is more than this many times the mean of those squares.
+    Outliers(u8),
+    /// About 15 bits are needed.
     Fine,
 }
 

@@ -25,7 +25,7 @@ use pack::{BLOCK, Packed};
 use plan::{BlockWrite, Segment};
 use positions::{Rotate, StoreBlock};
 use product::{GatedProduct, GroupProduct, Put};
-use rows::{Norm, NormFloats, NormHeads, PANEL, Quantise, Rows};
+use rows::{Lower, Norm, NormFloats, NormHeads, PANEL, PanelBlock, Quantise, Rows};
 
 pub(crate) use isa::Isa;
 pub(crate) use isa::portable::Portable;
@@ -147,7 +147,7 @@ impl<I: Isa, S: Stored> CpuOps<I, S> {
 /// The most bytes that this many rows ready for products take: finely quantised, with their floats.
 pub(crate) fn input_bytes_most(rows: usize, cols: usize) -> usize {
     let panels = rows.div_ceil(PANEL);
-    let block = PANEL * (2 * BLOCK + 4 * size_of::<f32>());
+    let block = size_of::<PanelBlock>() + size_of::<Lower>();
     panels * (cols / BLOCK) * block + size_of::<f32>() * rows * cols
 }
 

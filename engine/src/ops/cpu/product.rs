@@ -18,8 +18,7 @@ use prompt::gguf::Dtype;
 
 use super::isa::{Isa, Kernel, LANES, Line};
 use super::pack::{Packed, Parts};
-use super::rows::{PANEL, Rows};
-use crate::ops::Precision;
+use super::rows::{Lower, PANEL, PanelBlock, Rows};
 use crate::sys::disjoint::Disjoint;
 use format::{Affine, Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quants, lines_of};
 use inner::QuantisedTile;
@@ -56,20 +55,17 @@ impl Kernel for GroupProduct<'_> {
 impl Tiled for GroupProduct<'_> {
     #[inline(always)]
     fn tile<I: Isa, const M: usize>(&self, isa: I, first: usize) {
-        let sums = tile_sums::<I, M>(
-            isa,
-            self.input,
-            self.matrix,
-            Place::new(self.group, self.next, first..first + M, self.input.rows),
-        );
+        let place = Place::new(self.group, self.next, first..first + M, self.input.rows);
+        let mut sums = [[0.0; LANES]; M];
+        tile_sums(isa, self.input, self.matrix, (place, &mut sums));
         let column = self.group * LANES;
         let width = LANES.min(self.matrix.rows - column);
-        for (index, sums) in sums.into_iter().enumerate() {
+        for (index, sums) in sums.iter().enumerate() {
             let start = (first + index) * self.matrix.rows + column;
             // SAFETY: rows `first..` of this group's columns are written by this kernel alone.
             #[expect(unsafe_code, reason = "groups are apart, which Rust cannot see")]
             let out = unsafe { self.out.range(start, width) };
-            put(isa, self.put, sums, out);
+            put(isa, self.put, isa.load(sums), out);
         }
     }
 }
@@ -91,7 +87,7 @@ fn each_tile<I: Isa>(isa: I, kernel: &impl Tiled, rows: usize) {
                 kernel.tile::<I, 12>(isa, first);
                 12
             }
-            8.. if I::WIDE_TILES => {
+            8.. if I::WIDE_TILES || I::BY_PANEL => {
                 kernel.tile::<I, 8>(isa, first);
                 8
             }
@@ -151,11 +147,13 @@ impl Tiled for GatedProduct<'_> {
     #[inline(always)]
     fn tile<I: Isa, const M: usize>(&self, isa: I, first: usize) {
         let place = Place::new(self.group, self.next, first..first + M, self.input.rows);
-        let gates = tile_sums::<I, M>(isa, self.input, self.gate, place);
-        let ups = tile_sums::<I, M>(isa, self.input, self.up, place);
+        let (mut gates, mut ups) = ([[0.0; LANES]; M], [[0.0; LANES]; M]);
+        tile_sums(isa, self.input, self.gate, (place, &mut gates));
+        tile_sums(isa, self.input, self.up, (place, &mut ups));
         let column = self.group * LANES;
         let width = LANES.min(self.gate.rows - column);
-        for (index, (gate, up)) in gates.into_iter().zip(ups).enumerate() {
+        for (index, (gate, up)) in gates.iter().zip(&ups).enumerate() {
+            let (gate, up) = (isa.load(gate), isa.load(up));
             let start = (first + index) * self.gate.rows + column;
             // SAFETY: rows `first..` of this group's columns are written by this kernel alone.
             #[expect(unsafe_code, reason = "groups are apart, which Rust cannot see")]
@@ -188,66 +186,48 @@ impl Place {
     }
 }
 
-/// The results of a group for the rows `first..first + M`, which lie in one panel.
+/// The results of a group for the rows `first..first + M`, which lie in one panel; they are 0 before.
 #[inline(always)]
 fn tile_sums<I: Isa, const M: usize>(
     isa: I,
     input: &Rows,
     matrix: &Packed,
-    place: Place,
-) -> [I::F; M] {
+    (place, sums): (Place, &mut [[f32; LANES]; M]),
+) {
     let (group, first, blocks) = (place.group, place.first, input.blocks());
+    let panel = first / PANEL * blocks..(first / PANEL + 1) * blocks;
     let tile = Tile {
         input,
-        blocks: (first / PANEL * blocks, blocks),
+        blocks: &input.panels[panel.clone()],
+        lower: input.lower.get(panel).unwrap_or_default(),
         slot: first % PANEL,
     };
     let weights = group * blocks..(group + 1) * blocks;
     let ahead = place
         .next
         .map_or(0..0, |next| next * blocks..(next + 1) * blocks);
-    let columns = group * matrix.cols..(group + 1) * matrix.cols;
     let parts = &matrix.parts;
     let ranges = (weights, ahead);
     match matrix.dtype {
-        Dtype::Q4_0 => tile.sums::<I, Q4_0, 4, M>(isa, parts, ranges),
-        Dtype::Q4_1 => tile.sums::<I, Q4_1, 4, M>(isa, parts, ranges),
-        Dtype::Q5_0 => tile.sums::<I, Q5_0, 5, M>(isa, parts, ranges),
-        Dtype::Q5_1 => tile.sums::<I, Q5_1, 5, M>(isa, parts, ranges),
-        Dtype::Q8_0 => tile.sums::<I, Q8_0, 8, M>(isa, parts, ranges),
-        Dtype::Q4K => tile.sums::<I, Q4K, 4, M>(isa, parts, ranges),
-        Dtype::Q5K => tile.sums::<I, Q5K, 5, M>(isa, parts, ranges),
-        Dtype::Q6K => tile.sums::<I, Q6K, 6, M>(isa, parts, ranges),
-        Dtype::F16 => {
-            let mut sums = [isa.splat(0.0); M];
-            for (column, weights) in parts.scales[columns].iter().enumerate() {
-                tile.add_column::<I, M>(isa, (first, column), isa.load_half(&weights.0), &mut sums);
-            }
-            sums
-        }
-        Dtype::BF16 => {
-            let mut sums = [isa.splat(0.0); M];
-            for (column, weights) in parts.scales[columns].iter().enumerate() {
-                let weights = isa.load_brain(&weights.0);
-                tile.add_column::<I, M>(isa, (first, column), weights, &mut sums);
-            }
-            sums
-        }
-        Dtype::F32 | Dtype::Other(_) => {
-            let mut sums = [isa.splat(0.0); M];
-            for (column, weights) in parts.floats[columns].iter().enumerate() {
-                tile.add_column::<I, M>(isa, (first, column), isa.load(weights), &mut sums);
-            }
-            sums
-        }
+        Dtype::Q4_0 => tile.sums::<I, Q4_0, 4, M>(isa, parts, ranges, sums),
+        Dtype::Q4_1 => tile.sums::<I, Q4_1, 4, M>(isa, parts, ranges, sums),
+        Dtype::Q5_0 => tile.sums::<I, Q5_0, 5, M>(isa, parts, ranges, sums),
+        Dtype::Q5_1 => tile.sums::<I, Q5_1, 5, M>(isa, parts, ranges, sums),
+        Dtype::Q8_0 => tile.sums::<I, Q8_0, 8, M>(isa, parts, ranges, sums),
+        Dtype::Q4K => tile.sums::<I, Q4K, 4, M>(isa, parts, ranges, sums),
+        Dtype::Q5K => tile.sums::<I, Q5K, 5, M>(isa, parts, ranges, sums),
+        Dtype::Q6K => tile.sums::<I, Q6K, 6, M>(isa, parts, ranges, sums),
+        _ => tile.dense_sums(isa, matrix, (group, first), sums),
     }
 }
 
 /// Up to [`PANEL`] rows of one panel.
 struct Tile<'a> {
     input: &'a Rows,
-    /// First block of the panel, and their number.
-    blocks: (usize, usize),
+    /// Those of the panel.
+    blocks: &'a [PanelBlock],
+    /// The same, if any row may be fine.
+    lower: &'a [Lower],
     /// Place of the first row in the panel.
     slot: usize,
 }
@@ -272,34 +252,51 @@ impl Tile<'_> {
         isa: I,
         parts: &Parts,
         (weights, ahead): (Range<usize>, Range<usize>),
-    ) -> [I::F; M] {
-        let mut out = [[0.0; LANES]; M];
-        let tile = self;
+        out: &mut [[f32; LANES]; M],
+    ) {
         let affine = Affine::of(parts, &weights);
-        let lines = lines_of(&parts.lines, (weights, ahead));
-        match self.input.precision {
-            Precision::Coarse => {
-                isa.run(QuantisedTile::<W, M, false> {
-                    tile,
-                    lines,
-                    affine,
-                    out: &mut out,
-                });
-            }
-            Precision::Fine => {
-                isa.run(QuantisedTile::<W, M, true> {
-                    tile,
-                    lines,
-                    affine,
-                    out: &mut out,
-                });
-            }
-        }
+        isa.run(QuantisedTile::<W, M> {
+            tile: self,
+            lines: lines_of(&parts.lines, (weights, ahead)),
+            affine,
+            out,
+        });
+    }
+
+    /// The same of weights that are not quantised.
+    #[inline(always)]
+    fn dense_sums<I: Isa, const M: usize>(
+        &self,
+        isa: I,
+        matrix: &Packed,
+        (group, first): (usize, usize),
+        out: &mut [[f32; LANES]; M],
+    ) {
+        let parts = &matrix.parts;
+        let columns = group * matrix.cols..(group + 1) * matrix.cols;
         let mut sums = [isa.splat(0.0); M];
-        for (sums, out) in sums.iter_mut().zip(&out) {
-            *sums = isa.load(out);
+        match matrix.dtype {
+            Dtype::F16 => {
+                for (column, weights) in parts.scales[columns].iter().enumerate() {
+                    let weights = isa.load_half(&weights.0);
+                    self.add_column::<I, M>(isa, (first, column), weights, &mut sums);
+                }
+            }
+            Dtype::BF16 => {
+                for (column, weights) in parts.scales[columns].iter().enumerate() {
+                    let weights = isa.load_brain(&weights.0);
+                    self.add_column::<I, M>(isa, (first, column), weights, &mut sums);
+                }
+            }
+            _ => {
+                for (column, weights) in parts.floats[columns].iter().enumerate() {
+                    self.add_column::<I, M>(isa, (first, column), isa.load(weights), &mut sums);
+                }
+            }
         }
-        sums
+        for (out, sums) in out.iter_mut().zip(&sums) {
+            isa.store(*sums, out);
+        }
     }
 
     /// Adds one column of weights that are not quantised, times the rows' own values.

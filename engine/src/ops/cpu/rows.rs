@@ -15,23 +15,45 @@ use crate::sys::disjoint::Disjoint;
 /// Rows in a panel: as many as there are registers for, beside eight of weights.
 pub(crate) const PANEL: usize = 12;
 
+/// The same block of all rows of a panel.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct PanelBlock {
+    pub(crate) quants: [[i8; BLOCK]; PANEL],
+    /// What one step of a quant is worth.
+    pub(crate) scales: [f32; PANEL],
+    /// The sum of a row's quants.
+    pub(crate) sums: [i32; PANEL],
+    /// The sum of the first 16 of them.
+    pub(crate) firsts: [i32; PANEL],
+    /// The sum as a number: `scale × sum`.
+    pub(crate) totals: [f32; PANEL],
+    /// Which rows are fine, a bit each: their quants are `128 × quants + lower`.
+    pub(crate) fine: u16,
+}
+
+const EMPTY: PanelBlock = PanelBlock {
+    quants: [[0; BLOCK]; PANEL],
+    scales: [0.0; PANEL],
+    sums: [0; PANEL],
+    firsts: [0; PANEL],
+    totals: [0.0; PANEL],
+    fine: 0,
+};
+
+/// The lower seven bits of the fine rows of a panel's block. Of other rows they are of no meaning.
+pub(crate) type Lower = [[i8; BLOCK]; PANEL];
+
 /// Quantised rows.
 #[derive(Debug)]
 pub(crate) struct Rows {
-    pub(crate) precision: Precision,
+    precision: Precision,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    pub(crate) quants: Vec<[[i8; BLOCK]; PANEL]>,
-    /// The lower seven bits of fine quants; empty for coarse ones.
-    pub(crate) lower: Vec<[[i8; BLOCK]; PANEL]>,
-    /// What one step of a quant is worth.
-    pub(crate) scales: Vec<[f32; PANEL]>,
-    /// The sum of a block's quants.
-    pub(crate) sums: Vec<[i32; PANEL]>,
-    /// The sum of the first 16 of them.
-    pub(crate) firsts: Vec<[i32; PANEL]>,
-    /// The same as a number: `scale × sum`.
-    pub(crate) totals: Vec<[f32; PANEL]>,
+    /// The blocks of the first panel, then those of the next.
+    pub(crate) panels: Vec<PanelBlock>,
+    /// One for each of them; empty if no row can be fine.
+    pub(crate) lower: Vec<Lower>,
     /// The rows before quantisation, for weights that are not quantised; empty if there are none.
     pub(crate) floats: Vec<f32>,
 }
@@ -43,12 +65,8 @@ impl Rows {
             precision,
             rows: 0,
             cols: 0,
-            quants: Vec::new(),
+            panels: Vec::new(),
             lower: Vec::new(),
-            scales: Vec::new(),
-            sums: Vec::new(),
-            firsts: Vec::new(),
-            totals: Vec::new(),
             floats: Vec::new(),
         }
     }
@@ -62,41 +80,32 @@ impl Rows {
     pub(crate) fn resize(&mut self, rows: usize, cols: usize, keep_floats: bool) {
         (self.rows, self.cols) = (rows, cols);
         let blocks = rows.div_ceil(PANEL) * self.blocks();
-        sized(&mut self.quants, blocks, [[0; BLOCK]; PANEL]);
-        let lower = if self.precision == Precision::Fine {
-            blocks
-        } else {
+        sized(&mut self.panels, blocks, EMPTY);
+        let lower = if self.precision == Precision::Coarse {
             0
+        } else {
+            blocks
         };
         sized(&mut self.lower, lower, [[0; BLOCK]; PANEL]);
-        sized(&mut self.scales, blocks, [0.0; PANEL]);
-        sized(&mut self.sums, blocks, [0; PANEL]);
-        sized(&mut self.firsts, blocks, [0; PANEL]);
-        sized(&mut self.totals, blocks, [0.0; PANEL]);
         let floats = if keep_floats { rows * cols } else { 0 };
         sized(&mut self.floats, floats, 0.0);
     }
 
     /// Bytes of the buffers as they are now.
     pub(crate) fn bytes(&self) -> usize {
-        let per_block = [&self.scales, &self.totals];
-        PANEL * BLOCK * (self.quants.capacity() + self.lower.capacity())
-            + size_of::<[f32; PANEL]>() * per_block.map(Vec::capacity).iter().sum::<usize>()
-            + size_of::<[i32; PANEL]>() * (self.sums.capacity() + self.firsts.capacity())
+        size_of::<PanelBlock>() * self.panels.capacity()
+            + size_of::<Lower>() * self.lower.capacity()
             + size_of::<f32>() * self.floats.capacity()
     }
 
     /// The rows as something that several threads fill, each its own panels.
     pub(crate) fn writer(&mut self) -> RowsWriter<'_> {
         RowsWriter {
+            precision: self.precision,
             blocks: self.blocks(),
             cols: self.cols,
-            quants: Disjoint::new(&mut self.quants),
+            panels: Disjoint::new(&mut self.panels),
             lower: Disjoint::new(&mut self.lower),
-            scales: Disjoint::new(&mut self.scales),
-            sums: Disjoint::new(&mut self.sums),
-            firsts: Disjoint::new(&mut self.firsts),
-            totals: Disjoint::new(&mut self.totals),
             floats: Disjoint::new(&mut self.floats),
         }
     }
@@ -104,14 +113,11 @@ impl Rows {
 
 /// See [`Rows::writer`].
 pub(crate) struct RowsWriter<'a> {
+    precision: Precision,
     blocks: usize,
     cols: usize,
-    quants: Disjoint<'a, [[i8; BLOCK]; PANEL]>,
-    lower: Disjoint<'a, [[i8; BLOCK]; PANEL]>,
-    scales: Disjoint<'a, [f32; PANEL]>,
-    sums: Disjoint<'a, [i32; PANEL]>,
-    firsts: Disjoint<'a, [i32; PANEL]>,
-    totals: Disjoint<'a, [f32; PANEL]>,
+    panels: Disjoint<'a, PanelBlock>,
+    lower: Disjoint<'a, Lower>,
     floats: Disjoint<'a, f32>,
 }
 
@@ -136,13 +142,10 @@ impl RowsWriter<'_> {
         // SAFETY: the ranges of two panels do not overlap; the caller keeps each to one user.
         unsafe {
             PanelMut {
+                precision: self.precision,
                 cols: self.cols,
-                quants: self.quants.range(start, len),
+                blocks: self.panels.range(start, len),
                 lower: self.lower.range(lower.0, lower.1),
-                scales: self.scales.range(start, len),
-                sums: self.sums.range(start, len),
-                firsts: self.firsts.range(start, len),
-                totals: self.totals.range(start, len),
                 floats: self.floats.range(floats.0, floats.1),
             }
         }
@@ -151,13 +154,10 @@ impl RowsWriter<'_> {
 
 /// One panel, to be filled row by row.
 pub(crate) struct PanelMut<'a> {
+    precision: Precision,
     cols: usize,
-    quants: &'a mut [[[i8; BLOCK]; PANEL]],
-    lower: &'a mut [[[i8; BLOCK]; PANEL]],
-    scales: &'a mut [[f32; PANEL]],
-    sums: &'a mut [[i32; PANEL]],
-    firsts: &'a mut [[i32; PANEL]],
-    totals: &'a mut [[f32; PANEL]],
+    blocks: &'a mut [PanelBlock],
+    lower: &'a mut [Lower],
     floats: &'a mut [f32],
 }
 
@@ -168,48 +168,101 @@ impl PanelMut<'_> {
         if !self.floats.is_empty() {
             self.floats[slot * self.cols..][..self.cols].copy_from_slice(row);
         }
-        for (block, values) in row.as_chunks::<BLOCK>().0.iter().enumerate() {
-            self.put_block(isa, (block, slot), values);
+        let blocks = row.as_chunks::<BLOCK>().0;
+        // The square of the largest value beyond which a block is fine.
+        let most = match self.precision {
+            Precision::Coarse => f32::INFINITY,
+            Precision::Fine => f32::NEG_INFINITY,
+            Precision::Outliers(beyond) => {
+                let mut squares = 0.0;
+                for values in blocks {
+                    let largest = largest(isa, values);
+                    squares += largest * largest;
+                }
+                f32::from(beyond) * squares / blocks.len() as f32
+            }
+        };
+        for (block, values) in blocks.iter().enumerate() {
+            let largest = largest(isa, values);
+            if largest * largest > most {
+                self.put_fine(isa, (block, slot), (values, largest));
+            } else {
+                self.put_coarse(isa, (block, slot), (values, largest));
+            }
         }
     }
 
-    /// Quantises one block: the largest value becomes ±127, or ±127 × 128 in fine rows.
+    /// Quantises a block: its largest value becomes ±127.
     #[inline(always)]
-    fn put_block<I: Isa>(&mut self, isa: I, (block, slot): (usize, usize), values: &[f32; BLOCK]) {
-        let halves = values.as_chunks::<LANES>().0;
-        let (low, high) = (isa.load(&halves[0]), isa.load(&halves[1]));
-        let largest = isa.largest(isa.max(isa.abs(low), isa.abs(high)));
-        let most = if self.lower.is_empty() {
-            127.0
-        } else {
-            127.0 * 128.0
-        };
-        // A block of zeros, or of values so small that the inverse would overflow, is all zeros.
-        let steps = if largest > 1e-30 { most / largest } else { 0.0 };
-        let scale = largest / most;
-        let low = isa.round(isa.mul(low, isa.splat(steps)));
-        let high = isa.round(isa.mul(high, isa.splat(steps)));
+    fn put_coarse<I: Isa>(&mut self, isa: I, place: Place, values: (&[f32; BLOCK], f32)) {
+        let (block, slot) = place;
+        let (scale, [low, high]) = quants(isa, values, 127.0);
+        store(isa, low, high, &mut self.blocks[block].quants[slot]);
+        self.blocks[block].fine &= !(1 << slot);
+        self.put_sums(isa, place, scale, [low, high]);
+    }
+
+    /// The same to 128 times as many steps, in two parts.
+    #[inline(always)]
+    fn put_fine<I: Isa>(&mut self, isa: I, place: Place, values: (&[f32; BLOCK], f32)) {
+        let (block, slot) = place;
+        let (scale, [low, high]) = quants(isa, values, 127.0 * 128.0);
+        // To the nearest multiple of 128, which leaves -64 to 63.
+        let half = isa.splat_int(64);
+        let upper_low = isa.down_7(isa.add_int(low, half));
+        let upper_high = isa.down_7(isa.add_int(high, half));
+        store(
+            isa,
+            upper_low,
+            upper_high,
+            &mut self.blocks[block].quants[slot],
+        );
+        let rest_low = isa.sub_int(low, isa.up_7(upper_low));
+        let rest_high = isa.sub_int(high, isa.up_7(upper_high));
+        store(isa, rest_low, rest_high, &mut self.lower[block][slot]);
+        self.blocks[block].fine |= 1 << slot;
+        self.put_sums(isa, place, scale, [low, high]);
+    }
+
+    #[inline(always)]
+    fn put_sums<I: Isa>(
+        &mut self,
+        isa: I,
+        (block, slot): Place,
+        scale: f32,
+        [low, high]: [I::I; 2],
+    ) {
         let first = isa.total(low);
         let sum = first + isa.total(high);
-        if self.lower.is_empty() {
-            store(isa, low, high, &mut self.quants[block][slot]);
-        } else {
-            // To the nearest multiple of 128, which leaves -64 to 63.
-            let half = isa.splat_int(64);
-            let (upper_low, upper_high) = (
-                isa.down_7(isa.add_int(low, half)),
-                isa.down_7(isa.add_int(high, half)),
-            );
-            store(isa, upper_low, upper_high, &mut self.quants[block][slot]);
-            let rest_low = isa.sub_int(low, isa.up_7(upper_low));
-            let rest_high = isa.sub_int(high, isa.up_7(upper_high));
-            store(isa, rest_low, rest_high, &mut self.lower[block][slot]);
-        }
-        self.scales[block][slot] = scale;
-        self.sums[block][slot] = sum;
-        self.firsts[block][slot] = first;
-        self.totals[block][slot] = scale * sum as f32;
+        let block = &mut self.blocks[block];
+        block.scales[slot] = scale;
+        block.sums[slot] = sum;
+        block.firsts[slot] = first;
+        block.totals[slot] = scale * sum as f32;
     }
+}
+
+/// A block, and a row's place in it.
+type Place = (usize, usize);
+
+/// The largest value of a block, whatever its sign.
+#[inline(always)]
+fn largest<I: Isa>(isa: I, values: &[f32; BLOCK]) -> f32 {
+    let halves = values.as_chunks::<LANES>().0;
+    let (low, high) = (isa.load(&halves[0]), isa.load(&halves[1]));
+    isa.largest(isa.max(isa.abs(low), isa.abs(high)))
+}
+
+/// The quants of a block whose largest value becomes ±`most`, and what one step of them is worth.
+#[inline(always)]
+fn quants<I: Isa>(isa: I, (values, largest): (&[f32; BLOCK], f32), most: f32) -> (f32, [I::I; 2]) {
+    let halves = values.as_chunks::<LANES>().0;
+    // A block of zeros, or of values so small that the inverse would overflow, is all zeros.
+    let steps = if largest > 1e-30 { most / largest } else { 0.0 };
+    let (low, high) = (isa.load(&halves[0]), isa.load(&halves[1]));
+    let low = isa.round(isa.mul(low, isa.splat(steps)));
+    let high = isa.round(isa.mul(high, isa.splat(steps)));
+    (largest / most, [low, high])
 }
 
 #[inline(always)]

@@ -11,7 +11,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Dots, Halves, Isa, Kernel, LANES, Line};
+use super::{Finish, Halves, Isa, Kernel, LANES, Line};
 
 /// Proof that the processor has AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy)]
@@ -31,15 +31,15 @@ macro_rules! proven {
     };
 }
 
-/// Runs the body for each index below a constant of at most 8, by copies of it: as a loop the
+/// Runs the body for each index below a constant of at most 12, by copies of it: as a loop the
 /// compiler would work out anew for each index where its bits lie.
 macro_rules! copies {
     ($index:ident < $count:expr, $body:block) => {
-        copies!(@ $index $count, $body, 0 1 2 3 4 5 6 7);
+        copies!(@ $index $count, $body, 0 1 2 3 4 5 6 7 8 9 10 11);
     };
     (@ $index:ident $count:expr, $body:block, $($number:literal)+) => {
         $(if $number < $count {
-            let $index = $number;
+            let $index: usize = $number;
             $body
         })+
     };
@@ -52,7 +52,7 @@ macro_rules! halves {
 
 mod panel;
 
-use panel::{Five, Four, Signed, Six, Unpack, block, dots, four_bytes, opaque};
+use panel::{Five, Four, Signed, Six, add, add_signed, block, four_bytes};
 
 impl Isa for Avx2 {
     type F = [__m256; 2];
@@ -318,67 +318,47 @@ impl Isa for Avx2 {
     const BY_PANEL: bool = true;
 
     #[inline(always)]
-    fn dots_four<const M: usize>(
+    fn add_four<const M: usize>(
         self,
         lines: &[Line; 4],
         inputs: &[[i8; 32]; M],
-        out: &mut Dots<M>,
+        finish: Finish<'_, Self::F, M>,
     ) {
-        dots::<Four, 0, 0, M>(lines.as_ptr(), inputs, out);
+        add::<Four, 0, 0, M>(lines.as_ptr(), inputs, finish);
     }
 
     #[inline(always)]
-    fn dots_five<const M: usize>(
+    fn add_five<const M: usize>(
         self,
         lines: &[Line; 5],
         inputs: &[[i8; 32]; M],
-        out: &mut Dots<M>,
+        finish: Finish<'_, Self::F, M>,
     ) {
-        dots::<Five, 0, 4, M>(lines.as_ptr(), inputs, out);
+        add::<Five, 0, 4, M>(lines.as_ptr(), inputs, finish);
     }
 
     #[inline(always)]
-    fn dots_half<const M: usize>(
+    fn add_half<const M: usize>(
         self,
         (lines, second): (&[Line; 6], bool),
         inputs: &[[i8; 32]; M],
-        out: &mut Dots<M>,
+        finish: Finish<'_, Self::F, M>,
     ) {
         if second {
-            dots::<Six, 4, 6, M>(lines.as_ptr(), inputs, out);
+            add::<Six, 4, 6, M>(lines.as_ptr(), inputs, finish);
         } else {
-            dots::<Six, 0, 2, M>(lines.as_ptr(), inputs, out);
+            add::<Six, 0, 2, M>(lines.as_ptr(), inputs, finish);
         }
     }
 
     #[inline(always)]
-    fn dots_bytes<const M: usize>(
+    fn add_bytes<const M: usize>(
         self,
         lines: &[Line; 8],
         inputs: &[[i8; 32]; M],
-        out: &mut Dots<M>,
+        finish: Finish<'_, Self::F, M>,
     ) {
-        proven! {
-            let one = _mm256_set1_epi16(1);
-            let inputs: *const i8 = inputs.as_ptr().cast();
-            for half in 0..2 {
-                let inputs = opaque(inputs);
-                let mut sums = [_mm256_setzero_si256(); M];
-                copies!(index < 8, {
-                    let weights = Signed::weights(lines.as_ptr(), half, index);
-                    let sizes = _mm256_abs_epi8(weights);
-                    for (row, sum) in sums.iter_mut().enumerate() {
-                        let four = four_bytes(inputs.add(32 * row), index);
-                        let signed = _mm256_sign_epi8(four, weights);
-                        let pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(sizes, signed), one);
-                        *sum = _mm256_add_epi32(*sum, pairs);
-                    }
-                });
-                for (out, sum) in out.iter_mut().zip(sums) {
-                    _mm256_storeu_si256(out.as_mut_ptr().add(8 * half).cast(), sum);
-                }
-            }
-        }
+        add_signed(lines.as_ptr(), inputs, finish);
     }
 
     #[inline(always)]

@@ -66,21 +66,70 @@ pub(crate) trait Kernel {
     fn run<I: Isa>(self, isa: I) -> Self::Output;
 }
 
-/// The sums of a panel as they are made where they need no order of their own.
+/// What becomes of the products of a block with `M` rows.
+pub(crate) enum Finish<'a, F, const M: usize> {
+    /// They are left here.
+    Keep(&'a mut Dots<M>),
+    /// They are added to sums.
+    Add(Addition<'a, F, M>),
+}
+
+/// `scale × factor × product` is added to the rows' sums, and then `minimum × total`. Each row's
+/// operations are the same, in the same order, wherever they are done.
+pub(crate) struct Addition<'a, F, const M: usize> {
+    /// Added to each row's products, if it is not 0 for all.
+    pub(crate) starts: Option<&'a [i32; M]>,
+    /// By how many bits each row's products are moved up, 0 or 7, and what is added then.
+    pub(crate) lower: Option<(&'a [i32; M], &'a Dots<M>)>,
+    pub(crate) scales: F,
+    pub(crate) factors: &'a [f32; M],
+    /// Minimums, and the rows' totals.
+    pub(crate) minimums: Option<(F, &'a [f32; M])>,
+    pub(crate) sums: &'a mut [[f32; LANES]; M],
+}
+
+impl<F: Copy, const M: usize> Finish<'_, F, M> {
+    /// For one row, from its products.
+    #[inline(always)]
+    fn row<I: Isa<F = F>>(&mut self, isa: I, row: usize, mut dot: I::I) {
+        let add = match self {
+            Finish::Keep(dots) => return isa.store_int(dot, &mut dots[row]),
+            Finish::Add(add) => add,
+        };
+        if let Some((ups, lower)) = add.lower {
+            if ups[row] != 0 {
+                dot = isa.up_7(dot);
+            }
+            dot = isa.add_int(dot, isa.load_int(&lower[row]));
+        }
+        if let Some(starts) = add.starts {
+            dot = isa.add_int(dot, isa.splat_int(starts[row]));
+        }
+        let place = &mut add.sums[row];
+        let scale = isa.mul(add.scales, isa.splat(add.factors[row]));
+        let mut sums = isa.fma(isa.to_float(dot), scale, isa.load(place));
+        if let Some((minimums, totals)) = add.minimums {
+            sums = isa.fma(minimums, isa.splat(totals[row]), sums);
+        }
+        isa.store(sums, place);
+    }
+}
+
+/// A block's products with a panel of rows as they are made where they need no order of their own.
 macro_rules! panel {
     ($what:literal, $name:ident, $lines:literal, $unpack:ident, $dot:ident) => {
-        #[doc = concat!($what, " for `M` rows, from 0.")]
+        #[doc = concat!($what, " for `M` rows, from 0, and what becomes of it.")]
         #[inline(always)]
         fn $name<const M: usize>(
             self,
             lines: &[Line; $lines],
             inputs: &[[i8; 32]; M],
-            out: &mut Dots<M>,
+            mut finish: Finish<'_, Self::F, M>,
         ) {
             let weights = self.$unpack(lines);
-            for (input, out) in inputs.iter().zip(out) {
+            for (row, input) in inputs.iter().enumerate() {
                 let dot = self.$dot(&weights, input, self.splat_int(0));
-                self.store_int(dot, out);
+                finish.row(self, row, dot);
             }
         }
     };
@@ -175,31 +224,31 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// weights, 0 where they do not.
     const BYTES_OFFSET: i32;
 
-    /// Whether a full panel of rows is better multiplied by `dots_four` and its sisters than by a
+    /// Whether many rows are better multiplied by `add_four` and its sisters than by a
     /// block of weights that was unpacked before: where registers are few, they can go over the
     /// weights in an order that needs no more of them than there are.
     const BY_PANEL: bool = false;
-    panel!("[`Isa::dot_four`]", dots_four, 4, four, dot_four);
+    panel!("[`Isa::dot_four`]", add_four, 4, four, dot_four);
     panel!(
         "[`Isa::dot_six`] of 5-bit weights",
-        dots_five,
+        add_five,
         5,
         five,
         dot_six
     );
-    panel!("[`Isa::dot_bytes`]", dots_bytes, 8, bytes, dot_bytes);
-    /// [`Isa::dot_half`] of 6-bit weights for `M` rows, from 0.
+    panel!("[`Isa::dot_bytes`]", add_bytes, 8, bytes, dot_bytes);
+    /// [`Isa::dot_half`] of 6-bit weights for `M` rows, from 0, and what becomes of it.
     #[inline(always)]
-    fn dots_half<const M: usize>(
+    fn add_half<const M: usize>(
         self,
         (lines, second): (&[Line; 6], bool),
         inputs: &[[i8; 32]; M],
-        out: &mut Dots<M>,
+        mut finish: Finish<'_, Self::F, M>,
     ) {
         let weights = self.six(lines);
-        for (input, out) in inputs.iter().zip(out) {
+        for (row, input) in inputs.iter().enumerate() {
             let dot = self.dot_half(&weights, second, input, self.splat_int(0));
-            self.store_int(dot, out);
+            finish.row(self, row, dot);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::isa::{Dots, Isa, Line};
+use super::super::isa::{Finish, Isa, Line};
 use super::super::pack::{BLOCK, BLOCKS_OF_K, Parts, Scales, Small};
 
 /// The lines of a group's blocks, and of those that are fetched meanwhile.
@@ -53,29 +53,30 @@ pub(super) trait Quants {
     }
     fn unpack<I: Isa>(isa: I, lines: &Self::Lines) -> I::Weights;
     fn dot<I: Isa>(isa: I, weights: &I::Weights, input: &[i8; BLOCK], start: I::I) -> I::I;
-    /// Of all columns, or of the first or the second half if the format has a scale for each.
-    fn dots<I: Isa, const M: usize>(
+    /// Adds a block to rows of sums: all of its columns, or the first or the second half if the
+    /// format has a scale for each.
+    fn add<I: Isa, const M: usize>(
         isa: I,
         lines: (&Self::Lines, bool),
         inputs: &[[i8; BLOCK]; M],
-        out: &mut Dots<M>,
+        finish: Finish<'_, I::F, M>,
     );
 }
 
 macro_rules! quants {
-    ($name:ident, $lines:literal, $unpack:ident, $dot:ident, $dots:ident) => {
+    ($name:ident, $lines:literal, $unpack:ident, $dot:ident, $add:ident) => {
         pub(super) struct $name;
         impl Quants for $name {
             type Lines = [Line; $lines];
             quants!(@rest $lines, $unpack, $dot);
             #[inline(always)]
-            fn dots<I: Isa, const M: usize>(
+            fn add<I: Isa, const M: usize>(
                 isa: I,
                 (lines, _): (&Self::Lines, bool),
                 inputs: &[[i8; BLOCK]; M],
-                out: &mut Dots<M>,
+                finish: Finish<'_, I::F, M>,
             ) {
-                isa.$dots(lines, inputs, out);
+                isa.$add(lines, inputs, finish);
             }
         }
     };
@@ -91,8 +92,8 @@ macro_rules! quants {
     };
 }
 
-quants!(Four, 4, four, dot_four, dots_four);
-quants!(Five, 5, five, dot_six, dots_five);
+quants!(Four, 4, four, dot_four, add_four);
+quants!(Five, 5, five, dot_six, add_five);
 
 pub(super) struct Six;
 
@@ -100,13 +101,13 @@ impl Quants for Six {
     type Lines = [Line; 6];
     quants!(@rest 6, six, dot_six);
     #[inline(always)]
-    fn dots<I: Isa, const M: usize>(
+    fn add<I: Isa, const M: usize>(
         isa: I,
         lines: (&Self::Lines, bool),
         inputs: &[[i8; BLOCK]; M],
-        out: &mut Dots<M>,
+        finish: Finish<'_, I::F, M>,
     ) {
-        isa.dots_half(lines, inputs, out);
+        isa.add_half(lines, inputs, finish);
     }
 }
 
@@ -120,13 +121,13 @@ impl Quants for Eight {
     }
     quants!(@rest 8, bytes, dot_bytes);
     #[inline(always)]
-    fn dots<I: Isa, const M: usize>(
+    fn add<I: Isa, const M: usize>(
         isa: I,
         (lines, _): (&Self::Lines, bool),
         inputs: &[[i8; BLOCK]; M],
-        out: &mut Dots<M>,
+        finish: Finish<'_, I::F, M>,
     ) {
-        isa.dots_bytes(lines, inputs, out);
+        isa.add_bytes(lines, inputs, finish);
     }
 }
 

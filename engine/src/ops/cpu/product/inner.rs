@@ -1,8 +1,8 @@
 //! The inner loop of a matrix product: a group of quantised weights and up to a panel of rows.
 
-use super::super::isa::{Isa, Kernel, LANES, unrolled};
+use super::super::isa::{Addition, Dots, Finish, Isa, Kernel, LANES, unrolled};
 use super::super::pack::BLOCK;
-use super::super::rows::PANEL;
+use super::super::rows::{Lower, PanelBlock};
 use super::format::{Affine, Format, Quants};
 use super::{Tile, of_tile};
 
@@ -13,7 +13,7 @@ pub(super) type Lines<'a, W> = (
 );
 
 /// The inner loop: a kernel of its own, so that it is compiled once for all that call it.
-pub(super) struct QuantisedTile<'a, W: Format, const M: usize, const FINE: bool> {
+pub(super) struct QuantisedTile<'a, W: Format, const M: usize> {
     pub(super) tile: &'a Tile<'a>,
     /// The group's, and those of the next one.
     pub(super) lines: Lines<'a, W>,
@@ -21,11 +21,11 @@ pub(super) struct QuantisedTile<'a, W: Format, const M: usize, const FINE: bool>
     pub(super) out: &'a mut [[f32; LANES]; M],
 }
 
-impl<W: Format, const M: usize, const FINE: bool> Kernel for QuantisedTile<'_, W, M, FINE> {
+impl<W: Format, const M: usize> Kernel for QuantisedTile<'_, W, M> {
     type Output = ();
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        if I::BY_PANEL && M == PANEL {
+        if I::BY_PANEL && M >= 8 {
             self.by_panel(isa);
         } else {
             self.by_block(isa);
@@ -33,68 +33,133 @@ impl<W: Format, const M: usize, const FINE: bool> Kernel for QuantisedTile<'_, W
     }
 }
 
-impl<W: Format, const M: usize, const FINE: bool> QuantisedTile<'_, W, M, FINE> {
+/// What a tile reads of its input in one block.
+struct Block<'a, const M: usize> {
+    quants: &'a [[i8; BLOCK]; M],
+    /// Of fine rows; where it is missing, none is.
+    lower: Option<&'a [[i8; BLOCK]; M]>,
+    factors: &'a [f32; M],
+    sums: &'a [i32; M],
+    firsts: &'a [i32; M],
+    totals: &'a [f32; M],
+    /// A bit for each row that is fine.
+    fine: u16,
+}
+
+impl<const M: usize> Block<'_, M> {
+    /// The sum of a row's quants, or of its first or last 16.
+    #[inline(always)]
+    fn sum<W: Format>(&self, row: usize, second: bool) -> i32 {
+        match (W::HALVES, second) {
+            (false, _) => self.sums[row],
+            (true, false) => self.firsts[row],
+            (true, true) => self.sums[row] - self.firsts[row],
+        }
+    }
+
+    /// The lower part of a row's quants, if it is fine.
+    #[inline(always)]
+    fn lower(&self, row: usize) -> Option<&[i8; BLOCK]> {
+        if self.fine >> row & 1 == 0 {
+            return None;
+        }
+        self.lower.map(|lower| &lower[row])
+    }
+}
+
+impl<const M: usize> Block<'_, M> {
+    #[inline(always)]
+    fn of<'a>((panel, lower): (&'a PanelBlock, Option<&'a Lower>), slot: usize) -> Block<'a, M> {
+        Block {
+            quants: of_tile::<_, M>(&panel.quants, slot),
+            lower: lower.map(|lower| of_tile::<_, M>(lower, slot)),
+            factors: of_tile::<_, M>(&panel.scales, slot),
+            sums: of_tile::<_, M>(&panel.sums, slot),
+            firsts: of_tile::<_, M>(&panel.firsts, slot),
+            totals: of_tile::<_, M>(&panel.totals, slot),
+            fine: panel.fine >> slot & ((1 << M) - 1),
+        }
+    }
+}
+
+/// The scale of a block, or of its first or second half.
+#[inline(always)]
+fn scale<I: Isa, W: Format>(isa: I, affine: &Affine<'_>, block: usize, second: bool) -> I::F {
+    if second {
+        W::second_scale(isa, affine, block)
+    } else {
+        W::scale(isa, affine, block)
+    }
+}
+
+/// The products of a block, or of one half of it.
+#[inline(always)]
+fn dot<I: Isa, W: Format>(
+    isa: I,
+    (weights, second): (&I::Weights, bool),
+    input: &[i8; BLOCK],
+    start: I::I,
+) -> I::I {
+    if W::HALVES {
+        isa.dot_half(weights, second, input, start)
+    } else {
+        W::Quants::dot(isa, weights, input, start)
+    }
+}
+
+/// Parts of a block that have a scale each.
+const fn parts<W: Format>() -> usize {
+    1 + W::HALVES as usize
+}
+
+impl<W: Format, const M: usize> QuantisedTile<'_, W, M> {
     /// Unpacks a block of weights once for all rows.
     #[inline(always)]
     fn by_block<I: Isa>(self, isa: I) {
         let Tile {
-            input,
-            blocks: (first, count),
+            blocks,
+            lower,
             slot,
+            ..
         } = *self.tile;
         let affine = &self.affine;
         let mut out = [isa.splat(0.0); M];
         let (lines, ahead) = self.lines;
-        for (block, lines) in lines.iter().take(count).enumerate() {
+        for (block, (lines, panel)) in lines.iter().zip(blocks).enumerate() {
             if let Some(ahead) = ahead.get(block) {
                 // A group is too short for the processor to see a stream, so that it would fetch
                 // and compute by turns: with 16 rows that took a third of the time.
                 isa.prefetch(ahead);
             }
             let weights = W::Quants::unpack(isa, lines);
-            let scales = W::scale(isa, affine, block);
-            let place = first + block;
-            let quants = of_tile::<_, M>(&input.quants[place], slot);
-            let factors = of_tile::<_, M>(&input.scales[place], slot);
-            let sums = of_tile::<_, M>(&input.sums[place], slot);
-            if W::HALVES {
-                let second = W::second_scale(isa, affine, block);
-                let firsts = of_tile::<_, M>(&input.firsts[place], slot);
+            let input = Block::<M>::of((panel, lower.get(block)), slot);
+            let mut part = 0;
+            while part < parts::<W>() {
+                let weights = (&weights, part == 1);
+                let scales = scale::<I, W>(isa, affine, block, part == 1);
                 unrolled!(I, row < M, {
-                    let starts = [firsts[row], sums[row] - firsts[row]];
-                    let lower = if FINE {
-                        Some(&of_tile::<_, M>(&input.lower[place], slot)[row])
-                    } else {
-                        None
+                    let start = -W::offset::<I>() * input.sum::<W>(row, part == 1);
+                    let start = isa.splat_int(start);
+                    let quants = &input.quants[row];
+                    let dot = match input.lower(row) {
+                        None => dot::<I, W>(isa, weights, quants, start),
+                        Some(lower) => {
+                            // Two chains of dependent products run side by side; one of twice the
+                            // length would outgrow the processor's window.
+                            let upper = dot::<I, W>(isa, weights, quants, isa.splat_int(0));
+                            let lower = dot::<I, W>(isa, weights, lower, start);
+                            isa.add_int(isa.up_7(upper), lower)
+                        }
                     };
-                    let input = (&quants[row], lower);
-                    let [a, b] = halves::<I, W>(isa, &weights, input, starts);
-                    let factor = isa.splat(factors[row]);
-                    out[row] = isa.fma(a, isa.mul(scales, factor), out[row]);
-                    out[row] = isa.fma(b, isa.mul(second, factor), out[row]);
+                    let scale = isa.mul(scales, isa.splat(input.factors[row]));
+                    out[row] = isa.fma(isa.to_float(dot), scale, out[row]);
                 });
-                continue;
+                part += 1;
             }
-            unrolled!(I, row < M, {
-                let start = isa.splat_int(-W::offset::<I>() * sums[row]);
-                let dot = if FINE {
-                    let lower = of_tile::<_, M>(&input.lower[place], slot);
-                    // Two chains of dependent products run side by side; one of twice the length
-                    // would outgrow the processor's window.
-                    let upper = W::Quants::dot(isa, &weights, &quants[row], isa.splat_int(0));
-                    let lower = W::Quants::dot(isa, &weights, &lower[row], start);
-                    isa.add_int(isa.up_7(upper), lower)
-                } else {
-                    W::Quants::dot(isa, &weights, &quants[row], start)
-                };
-                let scale = isa.mul(scales, isa.splat(factors[row]));
-                out[row] = isa.fma(isa.to_float(dot), scale, out[row]);
-            });
             if W::MINIMUM {
                 let minimums = W::minimum(isa, affine, block);
-                let totals = of_tile::<_, M>(&input.totals[place], slot);
                 unrolled!(I, row < M, {
-                    out[row] = isa.fma(minimums, isa.splat(totals[row]), out[row]);
+                    out[row] = isa.fma(minimums, isa.splat(input.totals[row]), out[row]);
                 });
             }
         }
@@ -103,97 +168,89 @@ impl<W: Format, const M: usize, const FINE: bool> QuantisedTile<'_, W, M, FINE> 
         }
     }
 
-    /// The same operations on each row's sums, in an order that needs few registers: a block's
-    /// integer products of all rows first, left in memory, then what they add to the sums.
+    /// The same operations on each row's sums, in an order that needs few registers: the sums lie
+    /// in memory, and the weights are gone over once for each half of the outputs.
     #[inline(always)]
     fn by_panel<I: Isa>(self, isa: I) {
         let Tile {
-            input,
-            blocks: (first, count),
+            blocks,
+            lower,
             slot,
+            ..
         } = *self.tile;
         let affine = &self.affine;
         let (lines, ahead) = self.lines;
-        let (mut upper, mut lower) = ([[0; LANES]; M], [[0; LANES]; M]);
-        for (block, lines) in lines.iter().take(count).enumerate() {
+        // Of rows that are not fine these are 0.
+        let mut lower_dots = [[0; LANES]; M];
+        for (block, (lines, panel)) in lines.iter().zip(blocks).enumerate() {
             if let Some(ahead) = ahead.get(block) {
                 isa.prefetch(ahead);
             }
-            let place = first + block;
-            let factors = of_tile::<_, M>(&input.scales[place], slot);
-            let sums = of_tile::<_, M>(&input.sums[place], slot);
-            let mut half = 0;
-            while half < 1 + usize::from(W::HALVES) {
-                let lines = (lines, half == 1);
-                let quants = of_tile::<_, M>(&input.quants[place], slot);
-                W::Quants::dots(isa, lines, quants, &mut upper);
-                if FINE {
-                    let quants = of_tile::<_, M>(&input.lower[place], slot);
-                    W::Quants::dots(isa, lines, quants, &mut lower);
-                }
-                let scale = if half == 0 {
-                    W::scale(isa, affine, block)
-                } else {
-                    W::second_scale(isa, affine, block)
-                };
-                let firsts = of_tile::<_, M>(&input.firsts[place], slot);
+            let input = Block::<M>::of((panel, lower.get(block)), slot);
+            let mut part = 0;
+            while part < parts::<W>() {
+                let second = part == 1;
                 let mut starts = [0; M];
                 for (row, start) in starts.iter_mut().enumerate() {
-                    let sum = match (W::HALVES, half) {
-                        (false, _) => sums[row],
-                        (true, 0) => firsts[row],
-                        _ => sums[row] - firsts[row],
-                    };
-                    *start = -W::offset::<I>() * sum;
+                    *start = -W::offset::<I>() * input.sum::<W>(row, second);
                 }
-                for (row, start) in starts.iter().enumerate() {
-                    let mut dot = isa.load_int(&upper[row]);
-                    if FINE {
-                        dot = isa.add_int(isa.up_7(dot), isa.load_int(&lower[row]));
+                let last = part + 1 == parts::<W>();
+                let mut add = Addition {
+                    starts: (W::offset::<I>() != 0).then_some(&starts),
+                    lower: None,
+                    scales: scale::<I, W>(isa, affine, block, second),
+                    factors: input.factors,
+                    minimums: (W::MINIMUM && last)
+                        .then(|| (W::minimum(isa, affine, block), input.totals)),
+                    sums: &mut *self.out,
+                };
+                let lines = (lines, second);
+                if input.fine == 0 {
+                    W::Quants::add(isa, lines, input.quants, Finish::Add(add));
+                } else {
+                    put_lower::<I, W, M>(isa, lines, &input, &mut lower_dots);
+                    let ups = std::array::from_fn(|row| 7 * i32::from(input.fine >> row & 1));
+                    add.lower = Some((&ups, &lower_dots));
+                    W::Quants::add(isa, lines, input.quants, Finish::Add(add));
+                    for row in rows(input.fine) {
+                        lower_dots[row] = [0; LANES];
                     }
-                    if W::offset::<I>() != 0 {
-                        dot = isa.add_int(dot, isa.splat_int(*start));
-                    }
-                    let scale = isa.mul(scale, isa.splat(factors[row]));
-                    let out = &mut self.out[row];
-                    isa.store(isa.fma(isa.to_float(dot), scale, isa.load(out)), out);
                 }
-                half += 1;
-            }
-            if W::MINIMUM {
-                let minimums = W::minimum(isa, affine, block);
-                let totals = of_tile::<_, M>(&input.totals[place], slot);
-                for (out, total) in self.out.iter_mut().zip(totals) {
-                    isa.store(isa.fma(minimums, isa.splat(*total), isa.load(out)), out);
-                }
+                part += 1;
             }
         }
     }
 }
 
-/// The products of a block's first and last 16 columns; `sums` are those of their quants.
+/// The products with the lower parts of fine rows.
 #[inline(always)]
-fn halves<I: Isa, W: Format>(
+fn put_lower<I: Isa, W: Format, const M: usize>(
     isa: I,
-    weights: &I::Weights,
-    (quants, lower): (&[i8; BLOCK], Option<&[i8; BLOCK]>),
-    sums: [i32; 2],
-) -> [I::F; 2] {
-    let mut products = [isa.splat(0.0); 2];
-    let mut half = 0;
-    while half < 2 {
-        let second = half == 1;
-        let start = isa.splat_int(-W::offset::<I>() * sums[half]);
-        let dot = match lower {
-            Some(lower) => {
-                let upper = isa.dot_half(weights, second, quants, isa.splat_int(0));
-                let lower = isa.dot_half(weights, second, lower, start);
-                isa.add_int(isa.up_7(upper), lower)
-            }
-            None => isa.dot_half(weights, second, quants, start),
-        };
-        products[half] = isa.to_float(dot);
-        half += 1;
+    (lines, second): (&<W::Quants as Quants>::Lines, bool),
+    input: &Block<'_, M>,
+    dots: &mut Dots<M>,
+) {
+    let Some(lower) = input.lower else { return };
+    if 2 * input.fine.count_ones() as usize > M {
+        W::Quants::add(isa, (lines, second), lower, Finish::Keep(dots));
+        for row in rows(!input.fine & ((1 << M) - 1)) {
+            dots[row] = [0; LANES];
+        }
+        return;
     }
-    products
+    let weights = W::Quants::unpack(isa, lines);
+    for row in rows(input.fine) {
+        let dot = dot::<I, W>(isa, (&weights, second), &lower[row], isa.splat_int(0));
+        isa.store_int(dot, &mut dots[row]);
+    }
+}
+
+/// The places of a mask's bits.
+#[inline(always)]
+fn rows(mut mask: u16) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let row = (mask != 0).then_some(mask.trailing_zeros() as usize);
+        mask &= mask.wrapping_sub(1);
+        row
+    })
 }

@@ -82,18 +82,37 @@ impl Noise {
         rows: usize,
         cols: usize,
     ) -> Vec<f32> {
-        let parts = if precision == Precision::Fine { 128 } else { 1 };
-        let most = 127 * parts;
-        let mut value = || (self.next() % (2 * most + 1)) as f32 - most as f32;
-        let mut values: Vec<f32> = (0..rows * cols).map(|_| value() / parts as f32).collect();
-        for block in values.chunks_exact_mut(32) {
-            let place = (self.next() % 32) as usize;
-            block[place] = if self.next().is_multiple_of(2) {
-                127.0
-            } else {
-                -127.0
-            };
+        let mut values = Vec::new();
+        for _ in 0..rows {
+            // Of three blocks or more, one may stand out.
+            let blocks = cols / 32;
+            let out = (blocks > 2).then(|| self.next() as usize % blocks);
+            for block in 0..blocks {
+                values.extend(match precision {
+                    Precision::Coarse => self.exact_block(1, 1.0),
+                    Precision::Fine => self.exact_block(128, 1.0),
+                    Precision::Outliers(_) if out == Some(block) => self.exact_block(128, 1.0),
+                    Precision::Outliers(_) => self.exact_block(1, 1.0 / 16.0),
+                });
+            }
         }
         values
+    }
+
+    /// Multiples of `1 / parts` of which the largest is 127, all times `unit`.
+    fn exact_block(&mut self, parts: u64, unit: f32) -> [f32; 32] {
+        let most = 127 * parts;
+        let mut block = [0.0; 32].map(|_: f32| {
+            let value = (self.next() % (2 * most + 1)) as f32 - most as f32;
+            value / parts as f32 * unit
+        });
+        let place = (self.next() % 32) as usize;
+        let sign = if self.next().is_multiple_of(2) {
+            1.0
+        } else {
+            -1.0
+        };
+        block[place] = sign * 127.0 * unit;
+        block
     }
 }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::{Dots, Line};
+use super::super::{Finish, Line};
 
 /// How the lines of a block become vectors: 8 rows of four columns.
 pub(super) trait Unpack {
@@ -127,8 +127,20 @@ pub(super) fn opaque(mut place: *const i8) -> *const i8 {
     place
 }
 
-/// Adds to `sums` the products of `M` input rows with unsigned weights, over as many columns from
-/// `4 FROM` on as 16 bits hold the sums of.
+/// The same vector, of which the compiler does not know that it is. It would add up a row's products
+/// as a tree, for whose branches there are no registers either.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn in_turn(mut sum: __m256i) -> __m256i {
+    // SAFETY: no instruction at all.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(ymm_reg) sum, options(pure, nomem, nostack, preserves_flags));
+    }
+    sum
+}
+
+/// The products of `M` input rows with unsigned weights, over as many columns from `4 FROM` on as 16
+/// bits hold the sums of.
 #[inline(always)]
 fn pairs<U: Unpack, const FROM: usize, const M: usize>(
     (lines, half): (*const Line, usize),
@@ -142,39 +154,105 @@ fn pairs<U: Unpack, const FROM: usize, const M: usize>(
             let weights = U::weights(lines, half, index);
             for (row, sum) in sums.iter_mut().enumerate() {
                 let four = four_bytes(inputs.add(32 * row), index);
-                *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(weights, four));
+                let pairs = _mm256_maddubs_epi16(weights, four);
+                *sum = in_turn(if place == 0 { pairs } else { _mm256_add_epi16(*sum, pairs) });
             }
         });
         sums
     }
 }
 
-/// Sums of products over the columns from `4 FIRST` on, and if it is another place those from
-/// `4 SECOND` on. Eight weight rows at a time: the sums of 12 input rows, two vectors of weights and
-/// one of input are all the registers there are.
+/// Adds the products over the columns from `4 FIRST` on, and if it is another place those from
+/// `4 SECOND` on, to the rows' sums. Eight weight rows at a time: the sums of 12 input rows, two
+/// vectors of weights and one of input are all the registers there are.
 #[inline(always)]
-pub(super) fn dots<U: Unpack, const FIRST: usize, const SECOND: usize, const M: usize>(
+pub(super) fn add<U: Unpack, const FIRST: usize, const SECOND: usize, const M: usize>(
     lines: *const Line,
     inputs: &[[i8; 32]; M],
-    out: &mut Dots<M>,
+    mut finish: Finish<'_, [__m256; 2], M>,
 ) {
     let inputs: *const i8 = inputs.as_ptr().cast();
     proven! {
         let one = _mm256_set1_epi16(1);
         for half in 0..2 {
-            let sums = pairs::<U, FIRST, M>((lines, half), inputs);
-            for (out, sum) in out.iter_mut().zip(sums) {
-                let to: *mut __m256i = out.as_mut_ptr().add(8 * half).cast();
-                _mm256_storeu_si256(to, _mm256_madd_epi16(sum, one));
-            }
+            let mut firsts = [_mm256_setzero_si256(); M];
             if SECOND != FIRST {
-                let sums = pairs::<U, SECOND, M>((lines, half), inputs);
-                for (out, sum) in out.iter_mut().zip(sums) {
-                    let to: *mut __m256i = out.as_mut_ptr().add(8 * half).cast();
-                    let sum = _mm256_madd_epi16(sum, one);
-                    _mm256_storeu_si256(to, _mm256_add_epi32(sum, _mm256_loadu_si256(to)));
-                }
+                let sums = pairs::<U, FIRST, M>((lines, half), inputs);
+                copies!(row < M, {
+                    firsts[row] = _mm256_madd_epi16(sums[row], one);
+                });
             }
+            let sums = pairs::<U, SECOND, M>((lines, half), inputs);
+            copies!(row < M, {
+                let mut sum = _mm256_madd_epi16(sums[row], one);
+                if SECOND != FIRST {
+                    sum = _mm256_add_epi32(sum, firsts[row]);
+                }
+                end::<M>(&mut finish, (row, half), sum);
+            });
         }
+    }
+}
+
+/// The same with signed weights of eight bits, whose sign is moved to the input.
+#[inline(always)]
+pub(super) fn add_signed<const M: usize>(
+    lines: *const Line,
+    inputs: &[[i8; 32]; M],
+    mut finish: Finish<'_, [__m256; 2], M>,
+) {
+    let inputs: *const i8 = inputs.as_ptr().cast();
+    proven! {
+        let one = _mm256_set1_epi16(1);
+        for half in 0..2 {
+            let inputs = opaque(inputs);
+            let mut sums = [_mm256_setzero_si256(); M];
+            copies!(index < 8, {
+                let weights = Signed::weights(lines, half, index);
+                let sizes = _mm256_abs_epi8(weights);
+                for (row, sum) in sums.iter_mut().enumerate() {
+                    let four = four_bytes(inputs.add(32 * row), index);
+                    let signed = _mm256_sign_epi8(four, weights);
+                    let pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(sizes, signed), one);
+                    *sum = _mm256_add_epi32(*sum, pairs);
+                }
+            });
+            copies!(row < M, {
+                end::<M>(&mut finish, (row, half), sums[row]);
+            });
+        }
+    }
+}
+
+/// [`Finish::row`] for one half of the outputs.
+#[inline(always)]
+fn end<const M: usize>(
+    finish: &mut Finish<'_, [__m256; 2], M>,
+    (row, half): (usize, usize),
+    mut dot: __m256i,
+) {
+    proven! {
+        let add = match finish {
+            Finish::Keep(dots) => {
+                let place: *mut __m256i = dots[row].as_mut_ptr().cast();
+                return _mm256_storeu_si256(place.add(half), dot);
+            }
+            Finish::Add(add) => add,
+        };
+        if let Some((ups, lower)) = add.lower {
+            dot = _mm256_sllv_epi32(dot, _mm256_set1_epi32(ups[row]));
+            let lower: *const __m256i = lower[row].as_ptr().cast();
+            dot = _mm256_add_epi32(dot, _mm256_loadu_si256(lower.add(half)));
+        }
+        if let Some(starts) = add.starts {
+            dot = _mm256_add_epi32(dot, _mm256_set1_epi32(starts[row]));
+        }
+        let place = add.sums[row].as_mut_ptr().add(8 * half);
+        let scale = _mm256_mul_ps(add.scales[half], _mm256_set1_ps(add.factors[row]));
+        let mut sums = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, _mm256_loadu_ps(place));
+        if let Some((minimums, totals)) = add.minimums {
+            sums = _mm256_fmadd_ps(minimums[half], _mm256_set1_ps(totals[row]), sums);
+        }
+        _mm256_storeu_ps(place, sums);
     }
 }
