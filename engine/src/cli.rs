@@ -157,7 +157,8 @@ struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 256)]
     step_tokens: usize,
     /// How much of a prompt is computed in a step in which others decode: paced holds it back so that
-    /// the step takes about twice as long at most, unpaced computes all that --step-tokens leaves.
+    /// the step takes about twice as long at most (longer where more prompts than answers of the same
+    /// cache salt wait), unpaced computes all that --step-tokens leaves.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Beside::Paced)]
     prefill_beside_decode: Beside,
     /// Requests that may wait; more are refused with 503 and Retry-After.

@@ -18,7 +18,7 @@ use crate::error::{ApiError, Kind};
 use crate::kv::table::{BlockTable, PoolFull};
 use crate::metrics::Ending;
 use crate::scheduler::join::{Batch, may_join};
-use crate::scheduler::pace::{Budget, StepWork};
+use crate::scheduler::pace::{Budget, Queue, StepWork};
 use crate::scheduler::turns::{Contender, Share};
 use crate::scheduler::{Chunk, prefill_chunk, victim};
 
@@ -68,13 +68,14 @@ impl Engine {
         self.fetched = 0;
         self.place_decodes(&mut plan);
         let decode_tokens = plan.chunks.iter().map(|chunk| chunk.tokens).sum();
-        let mut budget = self.pace.budget(decode_tokens);
         let mut stuck = Stuck {
             everybody: self.preempted,
             ..Stuck::default()
         };
         let all: Vec<_> = self.contenders(&plan, &Stuck::default());
         let contenders: Vec<_> = all.iter().map(|(_, contender)| *contender).collect();
+        let weight = self.queue(&plan, &contenders).weight();
+        let mut budget = self.pace.budget(decode_tokens, weight);
         self.turns.begin(&contenders);
         while !budget.is_spent() {
             let (who, contenders): (Vec<_>, Vec<_>) =
@@ -88,6 +89,18 @@ impl Engine {
         }
         plan.work = self.work(&plan.chunks);
         plan
+    }
+
+    /// Who answers in this step, and who waits for an answer to begin.
+    fn queue(&self, plan: &Plan, contenders: &[Contender]) -> Queue {
+        let mut queue = Queue::default();
+        for chunk in &plan.chunks {
+            queue.add_answer(self.running[chunk.index].standing().share);
+        }
+        for contender in contenders.iter().filter(|contender| !contender.answering) {
+            queue.add_prompt(contender.share);
+        }
+        queue
     }
 
     fn work(&self, chunks: &[Chunk]) -> StepWork {

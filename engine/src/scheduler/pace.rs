@@ -13,11 +13,20 @@
 //! same reason the price of prefill has a quick factor on top of its slow fit: where a step lies
 //! beside the bend is learnt within a few steps.
 //!
+//! Where more prompts wait than answers run, as when an agent sends sixteen requests at once, holding
+//! prompts back for the first few answers would make all of them late. Prompts count as much as
+//! answers then ([`Queue::weight`]), but only beside answers of their own salt: nobody's queue slows
+//! another's answers.
+//!
 //! No clock here: the caller measures. Without decodes nothing is held back, nor where the operator
 //! asks for the classic way ([`Beside::Unpaced`]): then a step takes as long as its tokens do.
 
+use std::collections::BTreeMap;
+
 use cache_index::block::BLOCK_TOKENS;
 use clap::ValueEnum;
+
+use super::turns::Share;
 
 /// How much longer a step may take for the prefill in it. The goal is a factor of 2 at the 90th
 /// percentile as a client sees it; the rest is left for noise.
@@ -42,10 +51,41 @@ const CHUNK_MIN: usize = 4;
 /// What old measurements of a price still weigh after a new one: it remembers a long prompt.
 const KEPT: f64 = 0.99;
 
+/// Prompts that an answer makes room for, at most: its tokens come at least a fifth as often as alone.
+const PROMPTS_PER_ANSWER: usize = 4;
+
+/// How many answers run and prompts wait, by salt.
+#[derive(Clone, Debug, Default)]
+pub struct Queue {
+    shares: BTreeMap<Share, (usize, usize)>,
+}
+
+impl Queue {
+    /// Adds an answer that is being written.
+    pub fn add_answer(&mut self, share: Share) {
+        self.shares.entry(share).or_default().0 += 1;
+    }
+
+    /// Adds a prompt of which nothing was answered yet.
+    pub fn add_prompt(&mut self, share: Share) {
+        self.shares.entry(share).or_default().1 += 1;
+    }
+
+    /// What prefill weighs beside the answers: 1, or how many prompts wait for each answer that runs.
+    pub fn weight(&self) -> f64 {
+        let answers: usize = self.shares.values().map(|(answers, _)| answers).sum();
+        let of_share =
+            |(answers, prompts): &(usize, usize)| (*prompts).min(PROMPTS_PER_ANSWER * answers);
+        let prompts: usize = self.shares.values().map(of_share).sum();
+        (prompts as f64 / answers.max(1) as f64).max(1.0)
+    }
+}
+
 /// How much of a prompt is computed in a step in which others decode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Beside {
-    /// So much that the step takes at most about twice as long as without.
+    /// So much that the step takes at most about twice as long as without, or longer where more prompts
+    /// than answers of the same salt wait.
     #[default]
     Paced,
     /// All that --step-tokens leaves, however long the others wait for their next token: the classic
@@ -151,8 +191,8 @@ impl Pace {
         }
     }
 
-    /// What the next step may prefill beside so many tokens of decodes.
-    pub fn budget(&self, decode_tokens: usize) -> Budget {
+    /// What the next step may prefill beside so many tokens of decodes, at [`Queue::weight`].
+    pub fn budget(&self, decode_tokens: usize, weight: f64) -> Budget {
         if decode_tokens == 0 {
             return Budget {
                 tokens: self.step_tokens.max(BLOCK_TOKENS),
@@ -178,7 +218,10 @@ impl Pace {
             _ if self.since_plain >= PLAIN_EVERY => (0, None),
             // Then begin with little.
             (Some(_), None) => (tokens.min(BLOCK_TOKENS), None),
-            (Some(plain_ms), Some(price)) => (tokens, Some(((SLOWDOWN - 1.0) * plain_ms, price))),
+            (Some(plain_ms), Some(price)) => {
+                let ms = weight * (SLOWDOWN - 1.0) * plain_ms;
+                (tokens, Some((ms, price)))
+            }
         };
         Budget {
             tokens,
@@ -367,7 +410,10 @@ mod tests {
         let mut prefilled = 0;
         let mut both: Vec<_> = (0..4000)
             .map(|_| {
-                let chunk = pace.budget(decodes).tokens(computed).min(4096 - computed);
+                let chunk = pace
+                    .budget(decodes, 1.0)
+                    .tokens(computed)
+                    .min(4096 - computed);
                 let ms = step_ms(decodes, chunk, computed);
                 pace.observe(&step(decodes, chunk, computed), ms);
                 prefilled += chunk;
@@ -433,8 +479,8 @@ mod tests {
     #[test]
     fn nobody_decodes_nothing_is_held_back() {
         let pace = Pace::new(256, Beside::Paced);
-        assert_eq!(pace.budget(0).tokens(9999), 256);
-        let mut budget = pace.budget(0);
+        assert_eq!(pace.budget(0, 1.0).tokens(9999), 256);
+        let mut budget = pace.budget(0, 1.0);
         budget.spend(200, 0);
         assert_eq!((budget.tokens(0), budget.is_spent()), (56, false));
     }
@@ -442,12 +488,12 @@ mod tests {
     #[test]
     fn without_a_pace_only_the_tokens_of_a_step_bound_it() {
         let mut pace = Pace::new(4096, Beside::Unpaced);
-        assert_eq!(pace.budget(8).tokens(0), 4088);
+        assert_eq!(pace.budget(8, 1.0).tokens(0), 4088);
         pace.observe(&step(8, 0, 0), 10.0);
         for _ in 0..100 {
             pace.observe(&step(8, 3000, 0), 2000.0);
         }
-        let mut budget = pace.budget(8);
+        let mut budget = pace.budget(8, 1.0);
         assert_eq!(budget.tokens(2000), 4088, "nothing is learnt");
         budget.spend(3000, 0);
         assert_eq!((budget.tokens(0), budget.is_spent()), (1088, false));
@@ -457,7 +503,7 @@ mod tests {
     fn a_stray_step_does_not_stop_prefill() {
         let mut pace = Pace::new(256, Beside::Paced);
         assert_eq!(
-            pace.budget(8).tokens(0),
+            pace.budget(8, 1.0).tokens(0),
             0,
             "decodes are measured alone first"
         );
@@ -465,13 +511,47 @@ mod tests {
         for _ in 0..10 {
             pace.observe(&step(8, 16, 0), 18.0);
         }
-        let before = pace.budget(8).tokens(0);
+        let before = pace.budget(8, 1.0).tokens(0);
         assert!((16..=19).contains(&before), "{before}");
         pace.observe(&step(8, 16, 0), 10_000.0);
-        assert!(pace.budget(8).tokens(0) >= before * 9 / 10);
-        let mut budget = pace.budget(8);
+        assert!(pace.budget(8, 1.0).tokens(0) >= before * 9 / 10);
+        let mut budget = pace.budget(8, 1.0);
         budget.spend(before, 0);
         assert!(budget.is_spent());
         assert_eq!(budget.tokens(0), 0);
+    }
+
+    #[test]
+    fn prompts_weigh_beside_answers_of_their_own_salt() {
+        // Answers and prompts of each salt.
+        let rows: [(&[(usize, usize)], f64); 7] = [
+            (&[(0, 5)], 1.0),
+            (&[(8, 1)], 1.0),
+            (&[(1, 3)], 3.0),
+            (&[(1, 15)], 4.0),
+            (&[(4, 12)], 3.0),
+            (&[(1, 0), (0, 100)], 1.0),
+            (&[(2, 0), (1, 100)], 4.0 / 3.0),
+        ];
+        for (shares, expected) in rows {
+            let mut queue = Queue::default();
+            for (share, (answers, prompts)) in shares.iter().enumerate() {
+                let share = Share(share as u64);
+                (0..*answers).for_each(|_| queue.add_answer(share));
+                (0..*prompts).for_each(|_| queue.add_prompt(share));
+            }
+            assert_eq!(queue.weight(), expected, "{shares:?}");
+        }
+    }
+
+    #[test]
+    fn a_weight_lengthens_the_step_by_as_much() {
+        let mut pace = Pace::new(4096, Beside::Paced);
+        pace.observe(&step(8, 0, 0), 10.0);
+        for _ in 0..40 {
+            pace.observe(&step(8, 16, 0), 18.0);
+        }
+        let (one, three) = (pace.budget(8, 1.0), pace.budget(8, 3.0));
+        assert!(three.tokens(0).abs_diff(3 * one.tokens(0)) <= 3);
     }
 }
