@@ -200,33 +200,40 @@ impl<const N: usize> Walk<N> {
             values: [[[0.0; LANES]; DIM_MAX / LANES]; N],
         };
         let mut weights = [isa.splat(0.0); N];
+        let alone = tile.count * heads.kv_heads == seq.tokens.len() * heads.heads;
         let end = tile.sees(seq, heads, N - 1).min((segment + 1) * SEGMENT);
         let from = tile.sees_from(seq, heads, 0).max(segment * SEGMENT);
         let first_block = from / BLOCK_TOKENS;
         let blocks = &seq.blocks[..end.div_ceil(BLOCK_TOKENS)];
         for (index, block) in blocks.iter().enumerate().skip(first_block) {
             let stored = source.tile(*block, tile.kv_head);
-            if let Some(next) = blocks.get(index + 1) {
-                // The next tile is elsewhere: the hardware cannot guess where.
+            if let Some(next) = blocks.get(index + 1).filter(|_| alone) {
+                // The next tile is elsewhere: the hardware cannot guess where. Those of a prompt's
+                // other tiles have been there just before.
                 let next = source.tile(*next, tile.kv_head);
                 for row in next.iter().step_by(Source::<S>::ROWS_PER_LINE) {
                     isa.prefetch(row);
                 }
             }
             let (keys, values) = stored.split_at(stored.len() / 2);
+            // Whether all vectors see all of the block: the first sees least at its end, the last at
+            // its beginning.
+            let start = index * BLOCK_TOKENS;
+            let whole = tile.sees(seq, heads, 0) >= start + BLOCK_TOKENS
+                && tile.sees_from(seq, heads, N - 1) <= start;
             let scores = S::scores(isa, &queries, keys);
             let mut chances = [[0.0; LANES]; N];
             let before = walk.largest;
             let mut powers = [isa.splat(0.0); N];
             unrolled!(I, vector < N, {
-                let seen = tile
-                    .sees(seq, heads, vector)
-                    .saturating_sub(index * BLOCK_TOKENS);
-                let hidden = tile
-                    .sees_from(seq, heads, vector)
-                    .saturating_sub(index * BLOCK_TOKENS);
-                let scores = isa.first(seen, scores[vector], NONE);
-                let scores = isa.split(hidden, isa.splat(NONE), scores);
+                let seen = tile.sees(seq, heads, vector).saturating_sub(start);
+                let hidden = tile.sees_from(seq, heads, vector).saturating_sub(start);
+                let scores = if whole {
+                    scores[vector]
+                } else {
+                    let scores = isa.first(seen, scores[vector], NONE);
+                    isa.split(hidden, isa.splat(NONE), scores)
+                };
                 let largest = isa.largest(scores);
                 let largest = if largest > before[vector] {
                     largest
@@ -235,8 +242,12 @@ impl<const N: usize> Walk<N> {
                 };
                 walk.largest[vector] = largest;
                 let power = isa.exp(isa.sub(scores, isa.splat(largest)));
-                let power = isa.first(seen, power, 0.0);
-                powers[vector] = isa.split(hidden, isa.splat(0.0), power);
+                powers[vector] = if whole {
+                    power
+                } else {
+                    let power = isa.first(seen, power, 0.0);
+                    isa.split(hidden, isa.splat(0.0), power)
+                };
                 isa.store(powers[vector], &mut chances[vector]);
             });
             let change = isa.sub(isa.load(&before), isa.load(&walk.largest));
