@@ -52,7 +52,7 @@ macro_rules! halves {
 
 mod panel;
 
-use panel::{Five, Four, Signed, Six, add, add_signed, block, four_bytes};
+use panel::{Five, Four, Signed, Six, add, add_signed, add_signed_fine, block, four_bytes};
 
 impl Isa for Avx2 {
     type F = [__m256; 2];
@@ -359,6 +359,16 @@ impl Isa for Avx2 {
         finish: Finish<'_, Self::F, M>,
     ) {
         add_signed(lines.as_ptr(), inputs, finish);
+    }
+
+    #[inline(always)]
+    fn add_fine_bytes<const M: usize>(
+        self,
+        lines: &[Line; 8],
+        inputs: (&[[i8; 32]; M], &[[i8; 32]; M]),
+        finish: Finish<'_, Self::F, M>,
+    ) {
+        add_signed_fine(lines.as_ptr(), inputs, finish);
     }
 
     #[inline(always)]

@@ -252,6 +252,23 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
     }
 
+    /// [`Isa::dot_bytes`] for `M` rows that are all fine, upper and lower parts together, and what
+    /// becomes of it.
+    #[inline(always)]
+    fn add_fine_bytes<const M: usize>(
+        self,
+        lines: &[Line; 8],
+        (upper, lower): (&[[i8; 32]; M], &[[i8; 32]; M]),
+        mut finish: Finish<'_, Self::F, M>,
+    ) {
+        let weights = self.bytes(lines);
+        for (row, (upper, lower)) in upper.iter().zip(lower).enumerate() {
+            let upper = self.dot_bytes(&weights, upper, self.splat_int(0));
+            let lower = self.dot_bytes(&weights, lower, self.splat_int(0));
+            finish.row(self, row, self.add_int(self.up_7(upper), lower));
+        }
+    }
+
     fn load_int(self, from: &[i32; LANES]) -> Self::I;
     fn store_int(self, value: Self::I, to: &mut [i32; LANES]);
     fn splat_int(self, value: i32) -> Self::I;

@@ -61,6 +61,18 @@ pub(super) trait Quants {
         inputs: &[[i8; BLOCK]; M],
         finish: Finish<'_, I::F, M>,
     );
+    /// Whether rows that are all fine are better added with both parts at once.
+    const FINE_AT_ONCE: bool = false;
+    /// [`Quants::add`] with the upper and the lower parts of rows that are all fine.
+    #[inline(always)]
+    fn add_fine<I: Isa, const M: usize>(
+        _isa: I,
+        _lines: &Self::Lines,
+        _inputs: (&[[i8; BLOCK]; M], &[[i8; BLOCK]; M]),
+        _finish: Finish<'_, I::F, M>,
+    ) {
+        unreachable!("only where it is said to be better");
+    }
 }
 
 macro_rules! quants {
@@ -128,6 +140,16 @@ impl Quants for Eight {
         finish: Finish<'_, I::F, M>,
     ) {
         isa.add_bytes(lines, inputs, finish);
+    }
+    const FINE_AT_ONCE: bool = true;
+    #[inline(always)]
+    fn add_fine<I: Isa, const M: usize>(
+        isa: I,
+        lines: &Self::Lines,
+        inputs: (&[[i8; BLOCK]; M], &[[i8; BLOCK]; M]),
+        finish: Finish<'_, I::F, M>,
+    ) {
+        isa.add_fine_bytes(lines, inputs, finish);
     }
 }
 

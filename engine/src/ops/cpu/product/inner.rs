@@ -57,6 +57,13 @@ impl<const M: usize> Block<'_, M> {
         }
     }
 
+    /// The parts of the rows' quants, if all are fine and better taken at once.
+    #[inline(always)]
+    fn all_fine<W: Format>(&self) -> Option<(&[[i8; BLOCK]; M], &[[i8; BLOCK]; M])> {
+        let all = W::Quants::FINE_AT_ONCE && self.fine == (1 << M) - 1;
+        self.lower.filter(|_| all).map(|lower| (self.quants, lower))
+    }
+
     /// The lower part of a row's quants, if it is fine.
     #[inline(always)]
     fn lower(&self, row: usize) -> Option<&[i8; BLOCK]> {
@@ -207,6 +214,8 @@ impl<W: Format, const M: usize> QuantisedTile<'_, W, M> {
                 let lines = (lines, second);
                 if input.fine == 0 {
                     W::Quants::add(isa, lines, input.quants, Finish::Add(add));
+                } else if let Some(both) = input.all_fine::<W>() {
+                    W::Quants::add_fine(isa, lines.0, both, Finish::Add(add));
                 } else {
                     put_lower::<I, W, M>(isa, lines, &input, &mut lower_dots);
                     let ups = std::array::from_fn(|row| 7 * i32::from(input.fine >> row & 1));
