@@ -4,7 +4,7 @@
 //! which the template writes, repeats the tokens of the answer. Compiling is bounded in time and
 //! size by `constrain`; what it refuses is the client's to change, and the refusal names the field.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use answer::{CallForm, Detected, ReasoningFormat, ToolFormat, detect};
@@ -67,33 +67,19 @@ impl Formats {
 
 /// The grammars of one model.
 pub(super) struct Constraints {
-    /// What keeps this vocabulary from having any, where something does.
-    compiler: Result<Compiler, String>,
+    compiler: LazyLock<OrWhyNot, Box<dyn FnOnce() -> OrWhyNot + Send>>,
 }
 
+/// A compiler, or what keeps the vocabulary from having any.
+type OrWhyNot = Result<Compiler, String>;
+
 impl Constraints {
+    /// Those of the model whose prompts these are. The vocabulary's trie is built for the first request
+    /// that needs it: 140 ms for 49,000 tokens, which would be half of a node's start.
     pub(super) fn new(prompts: &Arc<PromptBuilder>) -> Self {
-        let tokenizer = prompts.tokenizer();
-        let token = |id: u32| TokenText {
-            bytes: if tokenizer.is_control(id) {
-                tokenizer.token_text(id).as_bytes().to_vec()
-            } else {
-                tokenizer.token_bytes(id).to_vec()
-            },
-            control: tokenizer.is_control(id),
-        };
-        let count = u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
-        let tokens = (0..count).map(token).collect();
-        let shared = Arc::clone(prompts);
-        let tokenize = Arc::new(move |text: &[u8]| {
-            shared
-                .tokenizer()
-                .encode_more(&String::from_utf8_lossy(text))
-        });
-        let vocabulary = Vocabulary::new(tokens, tokenizer.eos_ids().to_vec(), tokenize);
-        let compiler = vocabulary.map(Compiler::new);
+        let prompts = Arc::clone(prompts);
         Self {
-            compiler: compiler.map_err(|error| error.to_string()),
+            compiler: LazyLock::new(Box::new(move || compiler(&prompts))),
         }
     }
 
@@ -107,7 +93,7 @@ impl Constraints {
         let Some(demand) = demanded(request, formats) else {
             return Ok(None);
         };
-        let compiler = self.compiler.as_ref();
+        let compiler = LazyLock::force(&self.compiler).as_ref();
         let compiler = compiler.map_err(|why| unusable(demand.field, why))?;
         let reasoning = match request.dialect {
             Dialect::Chat => reading.syntax.reasoning.map(|format| Reasoning {
@@ -122,6 +108,29 @@ impl Constraints {
             .map(Some)
             .map_err(|refused| demand.blame(&refused, compiler, started))
     }
+}
+
+fn compiler(prompts: &Arc<PromptBuilder>) -> OrWhyNot {
+    let tokenizer = prompts.tokenizer();
+    let token = |id: u32| TokenText {
+        bytes: if tokenizer.is_control(id) {
+            tokenizer.token_text(id).as_bytes().to_vec()
+        } else {
+            tokenizer.token_bytes(id).to_vec()
+        },
+        control: tokenizer.is_control(id),
+    };
+    let count = u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
+    let tokens = (0..count).map(token).collect();
+    let shared = Arc::clone(prompts);
+    let tokenize = Arc::new(move |text: &[u8]| {
+        shared
+            .tokenizer()
+            .encode_more(&String::from_utf8_lossy(text))
+    });
+    let vocabulary = Vocabulary::new(tokens, tokenizer.eos_ids().to_vec(), tokenize);
+    let compiler = vocabulary.map(Compiler::new);
+    compiler.map_err(|error| error.to_string())
 }
 
 /// A form, and who asked for it.
