@@ -18,7 +18,8 @@ use crate::error::{ApiError, Kind};
 use crate::kv::table::{BlockTable, PoolFull};
 use crate::metrics::Ending;
 use crate::scheduler::join::{Batch, may_join};
-use crate::scheduler::pace::{Budget, Queue, StepWork};
+use crate::scheduler::pace::{Budget, StepWork};
+use crate::scheduler::queue::Queue;
 use crate::scheduler::turns::{Contender, Share};
 use crate::scheduler::{Chunk, prefill_chunk, victim};
 

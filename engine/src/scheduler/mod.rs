@@ -1,9 +1,9 @@
 //! Who runs in this step, with how many tokens, and who may join?
 //!
 //! Counts in, counts out: no tensors, no blocks, no clock. Decodes go first, since a person watches
-//! them; [`pace`] says how much prefill fits beside them without making them wait, [`turns`] who
-//! gets it, [`join`] whether the pool can promise a newcomer its blocks, [`victim`] who gives blocks
-//! back when the promises were too bold.
+//! them; [`pace`] says how much prefill fits beside them without making them wait, [`queue`] when more
+//! of it may, [`turns`] who gets it, [`join`] whether the pool can promise a newcomer its blocks,
+//! [`victim`] who gives blocks back when the promises were too bold.
 //!
 //! A sequence knows no phases: it has tokens and a computed part, and whatever is not computed yet
 //! is due. A fresh prompt, the rest of one, a decode, a run of tokens that a grammar forced, and a
@@ -22,6 +22,7 @@
 
 pub mod join;
 pub mod pace;
+pub mod queue;
 pub mod turns;
 pub mod victim;
 

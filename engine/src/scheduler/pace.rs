@@ -13,20 +13,14 @@
 //! same reason the price of prefill has a quick factor on top of its slow fit: where a step lies
 //! beside the bend is learnt within a few steps.
 //!
-//! Where more prompts wait than answers run, as when an agent sends sixteen requests at once, holding
-//! prompts back for the first few answers would make all of them late. Prompts count as much as
-//! answers then ([`Queue::weight`]), but only beside answers of their own salt: nobody's queue slows
-//! another's answers.
+//! A step may take longer in proportion where many prompts wait beside few answers
+//! ([`Queue::weight`](super::queue::Queue::weight)).
 //!
 //! No clock here: the caller measures. Without decodes nothing is held back, nor where the operator
 //! asks for the classic way ([`Beside::Unpaced`]): then a step takes as long as its tokens do.
 
-use std::collections::BTreeMap;
-
 use cache_index::block::BLOCK_TOKENS;
 use clap::ValueEnum;
-
-use super::turns::Share;
 
 /// How much longer a step may take for the prefill in it. The goal is a factor of 2 at the 90th
 /// percentile as a client sees it; the rest is left for noise.
@@ -50,36 +44,6 @@ const CHUNK_MIN: usize = 4;
 
 /// What old measurements of a price still weigh after a new one: it remembers a long prompt.
 const KEPT: f64 = 0.99;
-
-/// Prompts that an answer makes room for, at most: its tokens come at least a fifth as often as alone.
-const PROMPTS_PER_ANSWER: usize = 4;
-
-/// How many answers run and prompts wait, by salt.
-#[derive(Clone, Debug, Default)]
-pub struct Queue {
-    shares: BTreeMap<Share, (usize, usize)>,
-}
-
-impl Queue {
-    /// Adds an answer that is being written.
-    pub fn add_answer(&mut self, share: Share) {
-        self.shares.entry(share).or_default().0 += 1;
-    }
-
-    /// Adds a prompt of which nothing was answered yet.
-    pub fn add_prompt(&mut self, share: Share) {
-        self.shares.entry(share).or_default().1 += 1;
-    }
-
-    /// What prefill weighs beside the answers: 1, or how many prompts wait for each answer that runs.
-    pub fn weight(&self) -> f64 {
-        let answers: usize = self.shares.values().map(|(answers, _)| answers).sum();
-        let of_share =
-            |(answers, prompts): &(usize, usize)| (*prompts).min(PROMPTS_PER_ANSWER * answers);
-        let prompts: usize = self.shares.values().map(of_share).sum();
-        (prompts as f64 / answers.max(1) as f64).max(1.0)
-    }
-}
 
 /// How much of a prompt is computed in a step in which others decode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -191,7 +155,8 @@ impl Pace {
         }
     }
 
-    /// What the next step may prefill beside so many tokens of decodes, at [`Queue::weight`].
+    /// What the next step may prefill beside so many tokens of decodes, at
+    /// [`Queue::weight`](super::queue::Queue::weight).
     pub fn budget(&self, decode_tokens: usize, weight: f64) -> Budget {
         if decode_tokens == 0 {
             return Budget {
@@ -519,29 +484,6 @@ mod tests {
         budget.spend(before, 0);
         assert!(budget.is_spent());
         assert_eq!(budget.tokens(0), 0);
-    }
-
-    #[test]
-    fn prompts_weigh_beside_answers_of_their_own_salt() {
-        // Answers and prompts of each salt.
-        let rows: [(&[(usize, usize)], f64); 7] = [
-            (&[(0, 5)], 1.0),
-            (&[(8, 1)], 1.0),
-            (&[(1, 3)], 3.0),
-            (&[(1, 15)], 4.0),
-            (&[(4, 12)], 3.0),
-            (&[(1, 0), (0, 100)], 1.0),
-            (&[(2, 0), (1, 100)], 4.0 / 3.0),
-        ];
-        for (shares, expected) in rows {
-            let mut queue = Queue::default();
-            for (share, (answers, prompts)) in shares.iter().enumerate() {
-                let share = Share(share as u64);
-                (0..*answers).for_each(|_| queue.add_answer(share));
-                (0..*prompts).for_each(|_| queue.add_prompt(share));
-            }
-            assert_eq!(queue.weight(), expected, "{shares:?}");
-        }
     }
 
     #[test]

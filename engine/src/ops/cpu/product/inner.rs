@@ -33,11 +33,14 @@ impl<W: Format, const M: usize> Kernel for QuantisedTile<'_, W, M> {
     }
 }
 
+/// Quants of a block, of each row of a tile.
+type TileQuants<const M: usize> = [[i8; BLOCK]; M];
+
 /// What a tile reads of its input in one block.
 struct Block<'a, const M: usize> {
-    quants: &'a [[i8; BLOCK]; M],
+    quants: &'a TileQuants<M>,
     /// Of fine rows; where it is missing, none is.
-    lower: Option<&'a [[i8; BLOCK]; M]>,
+    lower: Option<&'a TileQuants<M>>,
     factors: &'a [f32; M],
     sums: &'a [i32; M],
     firsts: &'a [i32; M],
@@ -59,7 +62,7 @@ impl<const M: usize> Block<'_, M> {
 
     /// The parts of the rows' quants, if all are fine and better taken at once.
     #[inline(always)]
-    fn all_fine<W: Format>(&self) -> Option<(&[[i8; BLOCK]; M], &[[i8; BLOCK]; M])> {
+    fn all_fine<W: Format>(&self) -> Option<(&TileQuants<M>, &TileQuants<M>)> {
         let all = W::Quants::FINE_AT_ONCE && self.fine == (1 << M) - 1;
         self.lower.filter(|_| all).map(|lower| (self.quants, lower))
     }
