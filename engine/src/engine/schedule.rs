@@ -21,7 +21,7 @@ use crate::scheduler::join::{Batch, may_join};
 use crate::scheduler::pace::{Budget, StepWork};
 use crate::scheduler::queue::Queue;
 use crate::scheduler::turns::{Contender, Share};
-use crate::scheduler::{Chunk, prefill_chunk, victim};
+use crate::scheduler::{Chunk, RUNNING_MAX, prefill_chunk, victim};
 
 /// What a step computes.
 #[derive(Debug, Default)]
@@ -75,7 +75,7 @@ impl Engine {
         };
         let all: Vec<_> = self.contenders(&plan, &Stuck::default());
         let contenders: Vec<_> = all.iter().map(|(_, contender)| *contender).collect();
-        let weight = self.queue(&plan, &contenders).weight();
+        let weight = self.queue(&plan, &all).weight();
         let mut budget = self.pace.budget(decode_tokens, weight);
         self.turns.begin(&contenders);
         while !budget.is_spent() {
@@ -92,14 +92,19 @@ impl Engine {
         plan
     }
 
-    /// Who answers in this step, and who waits for an answer to begin.
-    fn queue(&self, plan: &Plan, contenders: &[Contender]) -> Queue {
+    /// Who answers in this step, and whose prompt could be computed in it; not who cannot join
+    /// anyway, because the pool ran dry or enough run.
+    fn queue(&self, plan: &Plan, contenders: &[(Who, Contender)]) -> Queue {
         let mut queue = Queue::default();
         for chunk in &plan.chunks {
             queue.add_answer(self.running[chunk.index].standing().share);
         }
-        for contender in contenders.iter().filter(|contender| !contender.answering) {
-            queue.add_prompt(contender.share);
+        let room = !self.preempted && self.running.len() < RUNNING_MAX;
+        for (who, contender) in contenders {
+            let counts = room || matches!(who, Who::Running(_));
+            if counts && !contender.answering {
+                queue.add_prompt(contender.share);
+            }
         }
         queue
     }

@@ -109,7 +109,7 @@ pub struct Arrival {
 }
 
 impl Served {
-    /// Takes a third of a second for 49,152 tokens: the grammars' trie over them.
+    /// Serves what the parts are of.
     pub fn new(parts: ServedParts) -> Self {
         let constraints = Constraints::new(&parts.prompts);
         Self {

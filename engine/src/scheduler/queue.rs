@@ -28,13 +28,14 @@ impl Queue {
         self.shares.entry(share).or_default().1 += 1;
     }
 
-    /// What prefill weighs beside the answers: 1, or how many prompts wait for each answer that runs.
+    /// What prefill weighs beside the answers: 1, or how many prompts wait for each answer of a salt,
+    /// by the salt that has fewest.
     pub fn weight(&self) -> f64 {
-        let answers: usize = self.shares.values().map(|(answers, _)| answers).sum();
-        let of_share =
-            |(answers, prompts): &(usize, usize)| (*prompts).min(PROMPTS_PER_ANSWER * answers);
-        let prompts: usize = self.shares.values().map(of_share).sum();
-        (prompts as f64 / answers.max(1) as f64).max(1.0)
+        let mut least = PROMPTS_PER_ANSWER as f64;
+        for (answers, prompts) in self.shares.values().filter(|(answers, _)| *answers > 0) {
+            least = least.min(*prompts as f64 / *answers as f64);
+        }
+        least.max(1.0)
     }
 }
 
@@ -46,14 +47,15 @@ mod tests {
     #[test]
     fn prompts_weigh_beside_answers_of_their_own_salt() {
         // Answers and prompts of each salt.
-        let rows: [(&[(usize, usize)], f64); 7] = [
-            (&[(0, 5)], 1.0),
+        let rows: [(&[(usize, usize)], f64); 8] = [
+            (&[(0, 5), (1, 0)], 1.0),
             (&[(8, 1)], 1.0),
             (&[(1, 3)], 3.0),
             (&[(1, 15)], 4.0),
             (&[(4, 12)], 3.0),
             (&[(1, 0), (0, 100)], 1.0),
-            (&[(2, 0), (1, 100)], 4.0 / 3.0),
+            (&[(2, 0), (1, 100)], 1.0),
+            (&[(1, 2), (9, 90)], 2.0),
         ];
         for (shares, expected) in rows {
             let mut queue = Queue::default();

@@ -1,6 +1,7 @@
 //! Does a model spread over ranks of one process answer as the whole does?
 //!
-//! Sums over what is spread are taken in another order, so the last bits differ from the whole's;
+//! Sums over what is spread are taken in another order, and which blocks of a row have outliers is asked
+//! of each rank's own columns, so the last bits differ from the whole's;
 //! between two runs of the same group, and however the batch is cut, none may.
 
 use std::sync::Arc;

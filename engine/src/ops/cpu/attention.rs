@@ -200,16 +200,15 @@ impl<const N: usize> Walk<N> {
             values: [[[0.0; LANES]; DIM_MAX / LANES]; N],
         };
         let mut weights = [isa.splat(0.0); N];
-        let alone = tile.count * heads.kv_heads == seq.tokens.len() * heads.heads;
         let end = tile.sees(seq, heads, N - 1).min((segment + 1) * SEGMENT);
         let from = tile.sees_from(seq, heads, 0).max(segment * SEGMENT);
         let first_block = from / BLOCK_TOKENS;
         let blocks = &seq.blocks[..end.div_ceil(BLOCK_TOKENS)];
         for (index, block) in blocks.iter().enumerate().skip(first_block) {
             let stored = source.tile(*block, tile.kv_head);
-            if let Some(next) = blocks.get(index + 1).filter(|_| alone) {
-                // The next tile is elsewhere: the hardware cannot guess where. Those of a prompt's
-                // other tiles have been there just before.
+            if let Some(next) = blocks.get(index + 1).filter(|_| tile.first == 0) {
+                // The next tile is elsewhere: the hardware cannot guess where. A head's other query
+                // vectors find it in the cache.
                 let next = source.tile(*next, tile.kv_head);
                 for row in next.iter().step_by(Source::<S>::ROWS_PER_LINE) {
                     isa.prefetch(row);

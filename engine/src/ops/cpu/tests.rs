@@ -1,9 +1,11 @@
 //! Each op of the serving set against its twin in the reference set, and all variants against the
 //! portable one, bit for bit. Inputs of products are integers up to 127 (128ths of them for fine
-//! rows) with a ±127 in every block, and keys and values are f16 numbers, so that quantisation is
+//! rows; 16ths of them beside outliers) with a ±127 in every block, and keys and values are f16 numbers, so that quantisation is
 //! exact and only f32 rounding is left.
 
 mod noise;
+
+use std::ops::Range;
 
 use prompt::gguf::Dtype;
 
@@ -54,6 +56,11 @@ impl<I: Isa, S: Stored> CpuOps<I, S> {
     ) {
         let mut quantised = Rows::new(precision);
         self.dense = true;
+        // First others, whose outliers lie elsewhere: what they leave behind must not show.
+        self.floats.clear();
+        self.floats.extend(rows);
+        self.floats.rotate_left(BLOCK.min(rows.len()));
+        self.quantise(cols, &mut quantised);
         self.floats.clear();
         self.floats.extend(rows);
         self.quantise(cols, &mut quantised);
@@ -123,7 +130,7 @@ fn products_equal_the_reference() {
         let mut noise = Noise(1);
         for dtype in FORMATS {
             for precision in [Precision::Coarse, Precision::Outliers(2), Precision::Fine] {
-                for rows in [1, 2, 7, 12, 13, 27] {
+                for rows in [1, 2, 7, 11, 12, 13, 20, 27] {
                     for (outputs, cols) in [(1, 32), (17, 96), (48, 160)] {
                         let together = values_together(dtype).expect("it is read");
                         let cols = cols * together.div_ceil(32).max(1);
@@ -145,6 +152,55 @@ fn products_equal_the_reference() {
         }
     }
     on_each_variant!(check);
+}
+
+/// Weights and inputs at their limits. Would catch sums that 16 bits do not hold.
+#[test]
+fn the_largest_products_fit() {
+    // Bytes of a block, and of those the integers' place.
+    let blocks = [
+        (Dtype::Q4_0, 18, 2..18),
+        (Dtype::Q4_1, 20, 4..20),
+        (Dtype::Q5_0, 22, 2..22),
+        (Dtype::Q5_1, 24, 4..24),
+        (Dtype::Q8_0, 34, 2..34),
+        (Dtype::Q4K, 144, 16..144),
+        (Dtype::Q5K, 176, 16..176),
+        (Dtype::Q6K, 210, 0..192),
+    ];
+    fn check<I: Isa>(name: &str, (dtype, stored, quants): (Dtype, usize, Range<usize>)) {
+        let Some(mut ops) = ops::<I>(name) else {
+            return;
+        };
+        for integers in [0, 0x7f, 0x80, 0xff] {
+            let mut bytes = Noise(11).weight(dtype, 16 * 256);
+            for block in bytes.chunks_exact_mut(stored) {
+                block[quants.clone()].fill(integers);
+            }
+            let tensor = Tensor {
+                dtype,
+                rows: 16,
+                cols: 256,
+                bytes: &bytes,
+            };
+            // The sign of one row after the other; small, so that f32 sums stay exact enough.
+            let input: Vec<f32> = (0..13 * 256)
+                .map(|place| [127.0, -127.0][place / 256 % 2] / 1024.0)
+                .collect();
+            for precision in [Precision::Coarse, Precision::Fine] {
+                let what = format!("{name} {dtype:?} {precision:?}, all {integers:#x}");
+                check_product(&what, &mut ops, (precision, &input), &tensor);
+            }
+        }
+    }
+    for block in blocks {
+        check::<Portable>("portable", block.clone());
+        #[cfg(target_arch = "x86_64")]
+        {
+            check::<Avx2>("avx2", block.clone());
+            check::<Avx512>("avx512", block.clone());
+        }
+    }
 }
 
 fn check_product<I: Isa>(

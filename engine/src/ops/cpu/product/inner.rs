@@ -210,8 +210,11 @@ impl<W: Format, const M: usize> QuantisedTile<'_, W, M> {
                     lower: None,
                     scales: scale::<I, W>(isa, affine, block, second),
                     factors: input.factors,
-                    minimums: (W::MINIMUM && last)
-                        .then(|| (W::minimum(isa, affine, block), input.totals)),
+                    minimums: if W::MINIMUM && last {
+                        Some((W::minimum(isa, affine, block), input.totals))
+                    } else {
+                        None
+                    },
                     sums: &mut *self.out,
                 };
                 let lines = (lines, second);

@@ -108,7 +108,7 @@ pub(super) fn block<U: Unpack>(lines: *const Line) -> [[__m256i; 8]; 2] {
 /// The same four bytes of an input row in every lane.
 #[inline(always)]
 pub(super) unsafe fn four_bytes(input: *const i8, index: usize) -> __m256i {
-    // SAFETY: the caller gives a row that is longer than `index` times four bytes.
+    // SAFETY: the caller's row has at least `4 (index + 1)` bytes.
     unsafe { _mm256_set1_epi32(input.cast::<i32>().add(index).read_unaligned()) }
 }
 
