@@ -1,8 +1,8 @@
 //! What does the model's vocabulary look like to a grammar?
 //!
-//! A trie over the bytes of all tokens, built once, in about 140 ms for 49,152 of them. A control token stands
-//! in it under its name behind the byte 0xFF, which no text holds: no grammar over text reaches it,
-//! only one that names the marker does.
+//! A trie over the bytes of all tokens, built once, in about 140 ms for 49,152 of them. A control
+//! token stands in it under its name behind the byte 0xFF, which no text holds: no grammar over text
+//! reaches it, only one that names the marker does.
 
 use std::collections::HashMap;
 use std::sync::Arc;

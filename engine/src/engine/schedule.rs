@@ -28,6 +28,8 @@ use crate::scheduler::{Chunk, RUNNING_MAX, prefill_chunk, victim};
 pub(super) struct Plan {
     pub(super) chunks: Vec<Chunk>,
     pub(super) work: StepWork,
+    /// What prefill weighed beside the answers.
+    pub(super) weight: f64,
 }
 
 /// A contender's place in the engine.
@@ -75,8 +77,8 @@ impl Engine {
         };
         let all: Vec<_> = self.contenders(&plan, &Stuck::default());
         let contenders: Vec<_> = all.iter().map(|(_, contender)| *contender).collect();
-        let weight = self.queue(&plan, &all).weight();
-        let mut budget = self.pace.budget(decode_tokens, weight);
+        plan.weight = self.weight(&plan, &all);
+        let mut budget = self.pace.budget(decode_tokens, plan.weight);
         self.turns.begin(&contenders);
         while !budget.is_spent() {
             let (who, contenders): (Vec<_>, Vec<_>) =
@@ -92,21 +94,24 @@ impl Engine {
         plan
     }
 
-    /// Who answers in this step, and whose prompt could be computed in it; not who cannot join
-    /// anyway, because the pool ran dry or enough run.
-    fn queue(&self, plan: &Plan, contenders: &[(Who, Contender)]) -> Queue {
+    /// What prefill weighs beside this step's answers. Whose prompt cannot join anyway, because the
+    /// pool ran dry or enough run, does not count.
+    fn weight(&self, plan: &Plan, contenders: &[(Who, Contender)]) -> f64 {
+        let room = !self.preempted && self.running.len() < RUNNING_MAX;
+        let waits = |(who, contender): &&(Who, Contender)| {
+            (room || matches!(who, Who::Running(_))) && !contender.answering
+        };
+        let mut prompts = contenders.iter().filter(waits).peekable();
+        // Most steps are decodes alone, and those allocate nothing.
+        if prompts.peek().is_none() {
+            return 1.0;
+        }
         let mut queue = Queue::default();
+        prompts.for_each(|(_, contender)| queue.add_prompt(contender.share));
         for chunk in &plan.chunks {
             queue.add_answer(self.running[chunk.index].standing().share);
         }
-        let room = !self.preempted && self.running.len() < RUNNING_MAX;
-        for (who, contender) in contenders {
-            let counts = room || matches!(who, Who::Running(_));
-            if counts && !contender.answering {
-                queue.add_prompt(contender.share);
-            }
-        }
-        queue
+        queue.weight()
     }
 
     fn work(&self, chunks: &[Chunk]) -> StepWork {

@@ -107,6 +107,33 @@ fn only_without_a_pace_a_whole_prompt_is_computed_while_another_answers() {
     }
 }
 
+/// Catches prompts that count for nothing, answers taken for prompts, and a queue that slows the
+/// answers of another salt.
+#[test]
+fn prompts_weigh_as_they_are_more_than_the_answers_of_their_salt() {
+    for (other_answers, expected) in [(false, 3.0), (true, 1.0)] {
+        let mut stepper = Stepper::of(2000);
+        let mut random = Random(10);
+        let mut answering = vec![stepper.submit(job(&random.tokens(20), 40, Some("many")))];
+        if other_answers {
+            answering.push(stepper.submit(job(&random.tokens(20), 40, Some("one"))));
+        }
+        while answering.iter_mut().any(|told| told.hear().outputs < 5) {
+            stepper.step();
+        }
+        assert_eq!(stepper.engine.schedule().weight, 1.0, "nobody waits");
+        let prompts: Vec<_> = (0..3).map(|_| random.tokens(3000)).collect();
+        let submit = |prompt: &Vec<u32>| stepper.submit(job(prompt, 1, Some("many")));
+        let mut waiting: Vec<_> = prompts.iter().map(submit).collect();
+        stepper.step();
+        assert_eq!(stepper.engine.schedule().weight, expected);
+        for told in waiting.iter_mut().chain(&mut answering) {
+            stepper.finish(told);
+        }
+        stepper.end();
+    }
+}
+
 #[test]
 fn nobody_starves_under_adversarial_priorities() {
     let mut stepper = Stepper::of(60);

@@ -28,6 +28,7 @@ impl Isa for Portable {
     type Weights = [[u8; 32]; LANES];
 
     const WIDE_TILES: bool = false;
+    const BY_PANEL: bool = true;
 
     fn detect() -> Option<Self> {
         Some(Portable)
